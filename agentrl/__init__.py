@@ -1,0 +1,31 @@
+"""agentrl trains language-model agents by reinforcement learning in real environments.
+
+The public names below are imported on first use, so that `import agentrl` stays fast and needs no extra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "EpisodeDone": "agentrl.rollout.environments",
+    "GRPOConfig": "agentrl.training.arguments",
+    "GRPOTrainer": "agentrl.training.grpo",
+    "RLOOConfig": "agentrl.training.arguments",
+    "RLOOTrainer": "agentrl.training.rloo",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Chat: messages to token ids and sampled ids back to messages."""

@@ -1,0 +1,34 @@
+"""The exceptions that a user can meet.
+
+Each message says what was wrong, where, what was expected and which setting to change.
+"""
+
+from __future__ import annotations
+
+
+class AgentRLError(Exception):
+    """Base of all errors that agentrl raises on purpose."""
+
+
+class ConfigurationError(AgentRLError, ValueError):
+    """An argument, a dataset or a combination of them cannot work; raised at construction."""
+
+
+class ToolDefinitionError(ConfigurationError):
+    """A tool or an environment class does not meet the contract."""
+
+
+class TemplateError(ConfigurationError):
+    """A chat template cannot be used for token-exact training."""
+
+
+class RewardError(AgentRLError, ValueError):
+    """A reward function returned something that is not one reward per completion."""
+
+
+class RolloutError(AgentRLError, RuntimeError):
+    """Rollouts cannot go on (every environment fails, the generator broke)."""
+
+
+class GenerationError(AgentRLError, RuntimeError):
+    """The generator cannot serve a request."""

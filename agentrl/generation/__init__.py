@@ -1,0 +1,1 @@
+"""Generation: token ids in, sampled ids and their logprobs out."""

@@ -1,0 +1,88 @@
+"""The contract between the rollout engine and whatever samples tokens.
+
+A generator takes token ids and gives back sampled ids with their logprobs; it knows nothing of messages, tools
+or rewards. Requests are independent of each other: none waits for another one to finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from agentrl.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw a turn.
+
+    Attributes:
+        max_tokens: Most tokens to sample, at least 1.
+        stop_ids: Sampling stops after any of these ids; the id is kept.
+        temperature: Divides the logits, > 0.
+        top_p: Keep the smallest set of tokens whose probability reaches it, in (0, 1].
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        min_p: Keep tokens at least this fraction as likely as the likeliest; None keeps all.
+        repetition_penalty: Divides positive and multiplies negative logits of ids already in the row
+            (Keskar et al. 2019, CTRL, https://arxiv.org/abs/1909.05858, section 4.1); 1.0 does nothing.
+        seed: Seed of this one turn; the same ids, weights and seed draw the same tokens.
+    """
+
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Counters since construction, for metrics and benchmarks.
+
+    Attributes:
+        prefilled_tokens: Tokens run through the model that were not sampled in the same run (prompts, suffixes).
+        decoded_tokens: Tokens sampled.
+        forward_passes: Calls of the model.
+        evictions: Sessions whose KV was dropped for lack of room and had to be prefilled again.
+    """
+
+    prefilled_tokens: int = 0
+    decoded_tokens: int = 0
+    forward_passes: int = 0
+    evictions: int = 0
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Samples turns. `sample` is awaited on the engine's event loop; the other methods may be called anywhere."""
+
+    stats: GenerationStats
+
+    @property
+    def max_context(self) -> int | None:
+        """Most tokens a row may have, prompt and completion; None if unknown."""
+
+    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+        """Sample one turn.
+
+        Args:
+            session: Names the rollout. A generator may keep its KV between turns.
+            ids: The whole row so far; it extends the row of the session's previous turn.
+            params: How to draw.
+
+        Raises:
+            GenerationError: The request cannot be served.
+        """
+
+    def release(self, session: str) -> None:
+        """Forget a session; unknown sessions are ignored."""
+
+    def sync(self, weights_version: int) -> None:
+        """Take notice of new weights: what was cached under older ones is stale."""
+
+    def close(self) -> None:
+        """Free threads and memory; idempotent."""

@@ -1,0 +1,1 @@
+"""Objectives: pure tensor functions without trainer state."""

@@ -1,0 +1,1 @@
+"""Rollouts: many conversations at once, tasks in, trajectories out."""

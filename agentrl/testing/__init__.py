@@ -1,0 +1,1 @@
+"""Helpers for tests of agentrl and of its users: scripted generator, tiny models, row invariants."""

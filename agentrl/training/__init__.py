@@ -1,0 +1,1 @@
+"""Training: the one trainer core that GRPO, RLOO and the async trainer share."""

@@ -1,0 +1,231 @@
+"""The words of the project: what a task, a sample, a turn and a trajectory are.
+
+Plain data without behaviour beyond derived properties; imports nothing of agentrl. Token ids are `int`,
+logprobs are natural logarithms, times are seconds, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Message = dict[str, Any]
+"""A chat message: `role`, `content` (a string or a list of typed blocks), optional `tool_calls`, ..."""
+
+Prompt = str | list[Message]
+"""A dataset prompt: plain text ("standard") or messages ("conversational")."""
+
+
+class FinishReason(StrEnum):
+    """Why the generator stopped sampling a turn."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last id of the sample."""
+    LENGTH = "length"
+    """`max_tokens` were sampled without a stop token."""
+
+
+class Limit(StrEnum):
+    """What can cut an episode short, in the order in which it is checked."""
+
+    CANCELLED = "cancelled"
+    ROLLOUT_TIME = "rollout_time"
+    CONTEXT = "context"
+    COMPLETION = "completion"
+    TOOL_ITERATIONS = "tool_iterations"
+
+
+class Outcome(StrEnum):
+    """How an episode ended."""
+
+    FINISHED = "finished"
+    """The model gave an answer without a tool call."""
+    ENV_DONE = "env_done"
+    """The environment ended the episode."""
+    TRUNCATED = "truncated"
+    """A length or iteration limit cut it; see `Trajectory.limit`."""
+    TIMEOUT = "timeout"
+    """The rollout ran out of time."""
+    ENV_FAILURE = "env_failure"
+    """The environment broke; never a training signal."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sampled turn.
+
+    Attributes:
+        ids: The sampled ids, the stop token included when there is one.
+        logprobs: The logprob of each id under the distribution it was drawn from.
+        finish: Why sampling stopped.
+        weights_version: The version of the weights that drew it.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason
+    weights_version: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.logprobs):
+            raise ValueError(f"a sample has {len(self.ids)} ids but {len(self.logprobs)} logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model wrote.
+
+    Attributes:
+        id: Unique within the rollout; the tool message that answers carries it as `tool_call_id`.
+        name: The tool's name, or "" when the call could not be read.
+        arguments: The keyword arguments.
+        error: Why the call cannot be run (broken JSON, no name, ...); such a call is answered with this
+            text and counted as a failure, never run.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to one call.
+
+    Attributes:
+        call: The call answered.
+        content: What the model is told: a string, or content blocks when the tool returned images.
+        failed: Unknown tool, unreadable call, bad arguments, or the tool raised.
+        seconds: Time the tool took.
+        done: The tool ended the episode.
+    """
+
+    call: ToolCall
+    content: str | list[dict[str, Any]]
+    failed: bool = False
+    seconds: float = 0.0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one rollout has to do.
+
+    Attributes:
+        group: Identity of the group; its members share prompt, columns and seed. Never derived from text.
+        member: Index within the group, from 0.
+        seed: The group's seed, given to `reset(seed=...)`.
+        prompt: The dataset's prompt, or None when the environment supplies it.
+        columns: The other dataset columns, as the author wrote them.
+        environment: Name of the environment when several are routed by name.
+    """
+
+    group: str
+    member: int
+    seed: int
+    prompt: Prompt | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+    environment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One sampled turn of a trajectory and what came of it.
+
+    Attributes:
+        start: Index of its first id in `completion_ids`.
+        stop: Index after its last sampled id.
+        finish: Why sampling stopped.
+        results: The answers to its tool calls, in call order; empty for a final answer.
+        seconds: Time spent sampling.
+    """
+
+    start: int
+    stop: int
+    finish: FinishReason
+    results: tuple[ToolResult, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an environment broke: where (`reset`, `get_reward`, ...), the exception and its traceback."""
+
+    where: str
+    error: str
+    traceback: str = ""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """A finished episode as a stream of tokens whose origin is known.
+
+    `completion_ids`, `loss_mask` and `logprobs` have one entry a token. The mask is 1 exactly on sampled ids;
+    `logprobs` is 0.0 elsewhere.
+
+    Attributes:
+        task: What the rollout had to do.
+        prompt: The prompt as the model saw it (after `reset`), text or messages.
+        prompt_ids: Its ids.
+        completion: What followed: text for a standard prompt, else messages.
+        completion_ids: Sampled ids and rendered suffixes, alternating.
+        loss_mask: 1 on sampled ids, 0 on suffix ids.
+        logprobs: Logprob of each sampled id.
+        outcome: How it ended.
+        limit: Which limit, when it was cut.
+        turns: The sampled turns.
+        environment: The instance that played it, until it is released.
+        reward: What `get_reward` returned, None where the environment has none or does not apply.
+        failure: The cause of `Outcome.ENV_FAILURE`.
+        extra: Further fields for the reward functions (from `rollout_func`).
+    """
+
+    task: Task
+    prompt: Prompt
+    prompt_ids: list[int]
+    completion: Prompt
+    completion_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    outcome: Outcome
+    limit: Limit | None = None
+    turns: list[Turn] = field(default_factory=list)
+    environment: Any = None
+    reward: float | None = None
+    failure: Failure | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit cut the episode before its natural end."""
+        return self.outcome in (Outcome.TRUNCATED, Outcome.TIMEOUT, Outcome.CANCELLED)
+
+    @property
+    def sampled_length(self) -> int:
+        """Number of sampled tokens."""
+        return sum(self.loss_mask)
+
+    @property
+    def tool_calls(self) -> int:
+        """Number of tool calls the model wrote, unreadable ones included."""
+        return sum(len(turn.results) for turn in self.turns)
+
+    @property
+    def tool_failures(self) -> int:
+        """Number of tool calls that failed."""
+        return sum(result.failed for turn in self.turns for result in turn.results)
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Derive a 63-bit seed from parts, the same on every machine and in every process.
+
+    Example:
+        >>> derive_seed(42, "group", 3) == derive_seed(42, "group", 3)
+        True
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,1 @@
+"""Training chat templates, one `.jinja` file per model family (package data)."""

@@ -1,0 +1,1 @@
+"""Ready-made tools, importable as `agentrl.tools`. Empty so far."""
