@@ -1,11 +1,11 @@
 """From rewards to advantages: how much better a row did than its group.
 
-Everything is a vector over the R rows of one generation batch, over all processes. Rows may come in any order and
-groups may have any sizes: `group_R` holds an integer per row, equal for the members of a group. NaN is the reward of
-a row that nobody could score. Such a row is left out of every baseline and deviation and gets advantage 0: that
-nobody scored it says nothing about what the model did. Deviations are unbiased (ddof 1), and 0 where fewer than two
-values exist. Sums run in float64, so that equal rewards give exactly equal means and groups without a spread give
-exact zeros; results are float32.
+Everything is a vector over the R rows of one generation batch, over all processes. Rows may come in any order
+and groups may have any sizes: `group_R` holds an integer per row, equal for the members of a group. NaN is
+the reward of a row that nobody could score. Such a row is left out of every baseline and deviation and gets
+advantage 0: that nobody scored it says nothing about what the model did. Deviations are unbiased (ddof 1),
+and 0 where fewer than two values exist. Sums run in float64, so that equal rewards give exactly equal means
+and groups without a spread give exact zeros; results are float32.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RewardStatistics:
     Attributes:
         mean: Mean over the scored rows, 0 when none is scored.
         std: Deviation over the scored rows of the whole batch.
-        frac_zero_std: Share of all rows whose group has rewards without a spread. Groups with fewer than two scored
-            rows count: like groups with equal rewards, they teach nothing.
+        frac_zero_std: Share of all rows whose group has rewards without a spread. Groups with fewer than two
+            scored rows count: like groups with equal rewards, they teach nothing.
     """
 
     mean: float
@@ -63,9 +63,9 @@ def grpo_advantages(total_R: Tensor, group_R: Tensor, scale: str = "group", eps:
 
         A_i = (r_i - mean(r of the group)) / (std + eps)
 
-    where std is the deviation of the group (Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300, section
-    4.1), of the batch (Liu et al. 2025, Part I: Tricks or Traps?, https://arxiv.org/abs/2508.08221), or the division
-    is left out (Liu et al. 2025, Dr. GRPO, https://arxiv.org/abs/2503.20783).
+    where std is the deviation of the group (Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300,
+    section 4.1), of the batch (Liu et al. 2025, Part I: Tricks or Traps?, https://arxiv.org/abs/2508.08221),
+    or the division is left out (Liu et al. 2025, Dr. GRPO, https://arxiv.org/abs/2503.20783).
 
     Args:
         total_R: Reward of each row, NaN for none, (R,).

@@ -1,8 +1,9 @@
 """Policy-gradient losses over flat tokens, and how they become one scalar for the backward pass.
 
-A loss function maps log-ratios and advantages to one loss per token (or per row); an aggregation divides the sum by
-what the loss type divides by, counted over a whole optimizer step. Any split of the rows of a step into micro-batches
-and processes therefore gives the same gradient ("bnpo" excepted, whose definition is local).
+A loss function maps log-ratios and advantages to one loss per token (or per row); an aggregation divides the
+sum by what the loss type divides by, counted over a whole optimizer step. Any split of the rows of a step
+into micro-batches and processes therefore gives the same gradient ("bnpo" excepted, whose definition is
+local).
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def log_ratios(
 
     Args:
         logps_N: Logprobs under the policy, (N,).
-        old_logps_N: Logprobs under the policy that sampled, (N,); None when it is the policy itself: then the ratio
-            is 1 and its gradient that of `logps_N`.
+        old_logps_N: Logprobs under the policy that sampled, (N,); None when it is the policy itself: then the
+            ratio is 1 and its gradient that of `logps_N`.
         row_N: Row of each token, int64 (N,).
         rows: R.
         level: One of `IMPORTANCE_LEVELS`.
@@ -97,8 +98,8 @@ def clipped_surrogate(
 
         l = -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A),   r = exp(log_ratio)
 
-    Different bounds are those of DAPO (Yu et al. 2025, https://arxiv.org/abs/2503.14476). With `delta`
-    the first r is min(r, delta), which bounds the loss of a negative advantage at a large ratio (Prime Intellect
+    Different bounds are those of DAPO (Yu et al. 2025, https://arxiv.org/abs/2503.14476). With `delta` the
+    first r is min(r, delta), which bounds the loss of a negative advantage at a large ratio (Prime Intellect
     2025, INTELLECT-2, https://arxiv.org/abs/2505.07291).
 
     Args:
@@ -129,8 +130,8 @@ def rloo_loss(
 ) -> Surrogate:
     """The clipped REINFORCE loss of whole rows.
 
-    `clipped_surrogate` with one ratio a row, r = exp(sum over its tokens of log pi - log pi_old): the row is one
-    action (Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740).
+    `clipped_surrogate` with one ratio a row, r = exp(sum over its tokens of log pi - log pi_old): the row is
+    one action (Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740).
 
     Args:
         logps_N: Logprobs under the policy, (N,).
@@ -183,8 +184,8 @@ def token_loss(
         max_completion_length: The constant that "dr_grpo" divides by.
 
     Returns:
-        This micro-batch's part of the step's loss, a scalar. Without trained tokens it is 0 and still has a graph,
-        so that the backward pass runs on every process.
+        This micro-batch's part of the step's loss, a scalar. Without trained tokens it is 0 and still has a
+        graph, so that the backward pass runs on every process.
 
     Raises:
         ValueError: `loss_type` is unknown.
@@ -195,7 +196,7 @@ def token_loss(
 
 
 def _grpo(loss_N: Tensor, row_N: Tensor, rows: int, counts: Denominators, _: int) -> Tensor:
-    """Mean over rows of the mean over the row's tokens (DeepSeekMath, https://arxiv.org/abs/2402.03300, equation 3)."""
+    """Mean over rows of the mean over the row's tokens (https://arxiv.org/abs/2402.03300, equation 3)."""
     return _share(row_means(loss_N, row_N, rows).sum(), counts.rows, counts)
 
 

@@ -12,9 +12,9 @@ def kl_k3(logps_N: Tensor, ref_logps_N: Tensor, ratio_N: Tensor | None = None) -
         k3 = exp(ref - logp) - (ref - logp) - 1
 
     (Schulman 2020, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html): never negative, and
-    differentiable in the policy. Given the importance ratio, the estimate is multiplied by it, so that its gradient
-    is an unbiased one of the reverse KL, also on-policy where the ratio is 1 (DeepSeek-AI 2025, DeepSeek-V3.2,
-    https://arxiv.org/abs/2512.02556).
+    differentiable in the policy. Given the importance ratio, the estimate is multiplied by it, so that its
+    gradient is an unbiased one of the reverse KL, also on-policy where the ratio is 1 (DeepSeek-AI 2025,
+    DeepSeek-V3.2, https://arxiv.org/abs/2512.02556).
 
     Args:
         logps_N: Logprobs under the policy, (N,).
@@ -35,7 +35,8 @@ def entropy(logits_NV: Tensor) -> Tensor:
         H = -sum_v p_v log p_v
 
     Args:
-        logits_NV: Logits, -inf for tokens outside the support, (N, V). A chunk of tokens at a time keeps memory low.
+        logits_NV: Logits, -inf for tokens outside the support, (N, V). A chunk of tokens at a time keeps
+            memory low.
 
     Returns:
         (N,), differentiable: tokens outside the support contribute 0 to value and gradient.

@@ -1,7 +1,7 @@
 """Reductions of flat vectors: over the rows that tokens belong to, and over a selection.
 
-A micro-batch is R rows and N trained tokens in one vector; `row_N` names the row of each token. Values outside the
-vector do not exist here, so a NaN in a padded or a tool position cannot reach a sum.
+A micro-batch is R rows and N trained tokens in one vector; `row_N` names the row of each token. Values
+outside the vector do not exist here, so a NaN in a padded or a tool position cannot reach a sum.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def row_means(values_N: Tensor, row_N: Tensor, rows: int) -> Tensor:
 def mean_over(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of the selected values, 0 when nothing is selected.
 
-    Selects before it reduces: multiplying by a mask would turn a NaN or an infinity outside of it into a NaN sum.
+    Selects before it reduces: multiplying by a mask would turn a NaN or an infinity outside of it into a NaN
+    sum.
 
     Args:
         values: Any shape.
