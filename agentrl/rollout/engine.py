@@ -22,31 +22,30 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from agentrl.chat.renderer import Renderer
-from agentrl.errors import EnvironmentFailure, RolloutError
+from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError, RolloutError
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.conversation import Conversation
-from agentrl.rollout.environments import (
-    EnvironmentPool,
-    apply_observation,
-    is_done,
-)
+from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
-from agentrl.rollout.tools import Tool, ToolRunner, tool_message
+from agentrl.rollout.pool import EnvironmentPool, Factory
+from agentrl.rollout.threads import Threads
+from agentrl.rollout.tools import ToolRunner, make_tools, tool_message
 from agentrl.types import (
     Failure,
     FinishReason,
     Limit,
+    Message,
     Outcome,
-    Prompt,
     Task,
+    ToolCall,
     ToolResult,
     Trajectory,
     Turn,
@@ -54,6 +53,8 @@ from agentrl.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 UNBOUNDED_TURN = 2**31 - 1
 """`max_tokens` of a turn when neither a budget nor a known context length bounds it."""
@@ -66,12 +67,16 @@ class RolloutEngine:
         generator: Samples turns.
         renderer: Turns messages into ids and sampled ids into messages.
         tools: Standalone tools, offered in every episode.
-        environments: Environments to play in; None for tools or plain prompts only.
+        environments: Makes the environments to play in, or several factories by name; None for tools or plain
+            prompts only.
         limits: The limits of every episode.
         sampling: How to draw; `max_tokens`, `stop_ids` and `seed` are set for each turn.
         attempts: Tries of a rollout whose environment fails, the first included.
         max_failure_rate: Share of the rollouts of one `run` that may end in an environment failure; above it `run`
             raises instead of returning what is mostly noise.
+
+    Raises:
+        ToolDefinitionError: A tool or an environment does not meet the contract.
     """
 
     def __init__(
@@ -79,8 +84,8 @@ class RolloutEngine:
         generator: Generator,
         renderer: Renderer,
         *,
-        tools: dict[str, Tool] | None = None,
-        environments: EnvironmentPool | None = None,
+        tools: Iterable[Callable[..., Any]] = (),
+        environments: Factory | Mapping[str, Factory] | None = None,
         limits: Limits | None = None,
         sampling: SamplingParams | None = None,
         attempts: int = 2,
@@ -88,13 +93,18 @@ class RolloutEngine:
     ) -> None:
         self.generator = generator
         self.renderer = renderer
-        self.environments = environments
         self.limits = limits or Limits(max_context=generator.max_context)
         self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
-        self._tools = tools or {}
         self._attempts = attempts
         self._max_failure_rate = max_failure_rate
-        self._runner = ToolRunner()
+        self._threads = Threads()
+        self._runner = ToolRunner(self._threads)
+        self._tools = make_tools(tools)
+        self.environments: EnvironmentPool | None = None
+        if environments is not None:
+            self.environments = EnvironmentPool(environments, self._threads)
+            for spec in self.environments.specs.values():
+                merge_tools(self._tools, spec.tools, spec.class_name)
         self._cancelled = threading.Event()
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
@@ -110,18 +120,31 @@ class RolloutEngine:
             RolloutError: Too large a share of the rollouts ended in an environment failure.
             GenerationError: The generator cannot go on.
         """
+        self._runs += 1
+        trajectories = self.await_(self._run(list(tasks), self._runs))
+        self._check_failures(trajectories)
+        return trajectories
+
+    def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop and wait for it, from any thread but the loop's own.
+
+        Environments, tools and async reward functions all see this one loop, so clients that they keep between
+        calls stay usable.
+        """
         if self._portal is None:
             self._portal = self._stack.enter_context(start_blocking_portal("asyncio"))
-        self._runs += 1
-        future = self._portal.start_task_soon(self._run, list(tasks), self._runs)
+        future = self._portal.start_task_soon(_awaited, coroutine)
         try:
-            trajectories = future.result()
+            return future.result()
         except BaseException:
             # Ctrl-C in the waiting thread must not leave rollouts (and sessions on servers) running behind it.
             future.cancel()
             raise
-        self._check_failures(trajectories)
-        return trajectories
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether episodes can call tools."""
+        return bool(self._tools) or self.environments is not None
 
     def cancel(self) -> None:
         """End all rollouts of the current `run` at their next limit check, with what they have so far."""
@@ -135,15 +158,15 @@ class RolloutEngine:
                 trajectory.environment = None
 
     def close(self) -> None:
-        """Close the environments and end the engine's threads; idempotent. The generator is its owner's to close."""
+        """Close the environments and end the engine's threads; a later `run` starts them again.
+
+        The generator is its owner's to close.
+        """
         if self.environments is not None:
-            if self._portal is None:
-                asyncio.run(self.environments.close())
-            else:
-                self._portal.call(self.environments.close)
+            self.await_(self.environments.close())
         self._stack.close()
         self._portal = None
-        self._runner.close()
+        self._threads.close()
 
     async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
         self._cancelled.clear()
@@ -222,16 +245,17 @@ class _Episode:
 
     async def _begin(self) -> None:
         """Lease and reset the environment, and put the prompt together."""
-        prompt: Prompt | None = self.task.prompt
+        prompt = self.task.prompt
         pool = self.engine.environments
         if pool is not None:
             try:
                 self.environment = await pool.acquire(self.task.environment)
-                observation = await pool.reset(self.environment, self.task)
+                prompt = await pool.reset(self.environment, self.task)
+            except ConfigurationError:
+                raise
             except Exception as error:
                 raise _EnvironmentError(error) from error
-            self.tools = {**self.engine._tools, **pool.bound_tools(self.environment)}
-            prompt = apply_observation(prompt, observation, type(self.environment).__name__)
+            self.tools = self.engine._tools | pool.bound_tools(self.environment)
         assert prompt is not None, "a task without a prompt needs an environment; the trainer checks it"
         self.schemas = [tool.schema for tool in self.tools.values()]
         self.conversation = Conversation(prompt, self.engine.renderer.prompt_ids(prompt, self.schemas))
@@ -275,10 +299,12 @@ class _Episode:
             return None
         try:
             return await pool.get_reward(self.environment)
+        except RewardError:
+            raise
         except Exception as error:
             raise _EnvironmentError(error) from error
 
-    def _read(self, ids: list[int]) -> tuple[dict[str, Any], list[Any]]:
+    def _read(self, ids: list[int]) -> tuple[Message, list[ToolCall]]:
         if not self.tools:
             return {"role": "assistant", "content": self.engine.renderer.text(ids)}, []
         parsed = self.engine.renderer.parse(ids, self.schemas, first_call=sum(len(t.results) for t in self.turns))
@@ -302,7 +328,7 @@ class _Episode:
         )
 
     def _episode_done(self, results: list[ToolResult]) -> bool:
-        return any(result.done for result in results) or is_done(self.environment)
+        return any(result.done for result in results) or episode_done(self.environment)
 
     async def _failed(self, where: str, error: BaseException) -> Trajectory:
         name = type(self.environment).__name__ if self.environment is not None else self.task.environment
@@ -342,6 +368,10 @@ class _EnvironmentError(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+async def _awaited(coroutine: Coroutine[Any, Any, T]) -> T:
+    return await coroutine
 
 
 def _outcome_of(limit: Limit) -> Outcome:

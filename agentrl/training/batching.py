@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from agentrl.objectives.losses import Denominators
 from agentrl.types import Trajectory
 
 Item = TypeVar("Item")
@@ -39,6 +40,7 @@ class MicroBatch:
         advantages_R: Advantage of each row, float32 (R,).
         old_logps_N: Logprobs under the policy that sampled, when that is no longer the policy itself.
         ref_logps_N: Logprobs under the reference policy, when there is one.
+        denominators: Counts of the optimizer step that the batch belongs to, once they are known.
     """
 
     input_ids: Tensor
@@ -53,6 +55,7 @@ class MicroBatch:
     advantages_R: Tensor
     old_logps_N: Tensor | None = None
     ref_logps_N: Tensor | None = None
+    denominators: Denominators | None = None
 
     @property
     def rows(self) -> int:

@@ -33,7 +33,6 @@ from agentrl.training.metrics import (
     length_metrics,
     make_record,
     outcome_metrics,
-    reward_metrics,
     tool_metrics,
 )
 from agentrl.training.reference import make_reference
@@ -127,18 +126,20 @@ class Collector:
             ),
             sampling=self.sampling,
         )
-        for dataset in datasets:
-            self.engine.check_columns(dataset.column_names or [])
+        pool = self.engine.environments
+        columns = _common_columns(datasets)
+        if pool is not None and columns is not None:
+            pool.check_columns(columns)
         self.rewards = RewardSet(
             reward_funcs,
             weights=args.reward_weights,
             processing_classes=reward_processing_classes,
-            environment_names=self.engine.reward_owners,
-            columns=_common_columns(datasets),
+            environments=None if pool is None else pool.reward_owners,
+            columns=None if rollout_func is not None else columns,
             model_init_kwargs=args.model_init_kwargs,
             trust_remote_code=args.trust_remote_code,
-            device=trainer.accelerator.device,
         )
+        self.rewards.to(args.device)
         self.reference = make_reference(trainer.model, args.beta)
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
@@ -164,7 +165,7 @@ class Collector:
                 trainer_state=self.trainer.state,
                 log_extra=log.add_column,
                 log_metric=lambda name, value: own_metrics.append((name, value)),
-                await_all=self.engine.await_all,
+                run=self.engine.await_,
             )
         finally:
             self.engine.release(trajectories)
@@ -173,7 +174,7 @@ class Collector:
             self._score_baselines(batch) for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
         ]
         everywhere, mine = self._gather(records)
-        total_R = combine_rewards(_reward_matrix(everywhere), self.rewards.weights)
+        total_R = combine_rewards(_reward_matrix(everywhere), torch.tensor(self.rewards.weights))
         group_R = _group_numbers(everywhere)
         kl_R = self._gather_kl(micro_batches)
         advantages_R = self.trainer.advantages(total_R, group_R, kl_R)[mine]
@@ -296,7 +297,7 @@ class Collector:
         if not records:
             return {}
         statistics = reward_statistics(total_R, group_R)
-        metrics = length_metrics(records) | outcome_metrics(records) | reward_metrics(records, self.rewards.names)
+        metrics = length_metrics(records) | outcome_metrics(records) | self.rewards.metrics([record.rewards for record in records])
         metrics |= {
             "reward": statistics.mean,
             "reward_std": statistics.std,

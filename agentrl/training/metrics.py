@@ -88,17 +88,6 @@ def tool_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     }
 
 
-def reward_metrics(records: Sequence[RolloutRecord], names: Sequence[str]) -> dict[str, float]:
-    """Return `rewards/{name}/mean` and `/std` (unbiased) over the rollouts to which each reward applied."""
-    metrics = {}
-    for index, name in enumerate(names):
-        values = [record.rewards[index] for record in records if record.rewards[index] is not None]
-        if values:
-            metrics[f"rewards/{name}/mean"] = float(np.mean(values))
-            metrics[f"rewards/{name}/std"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return metrics
-
-
 def outcome_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     """Return the share of each outcome that occurred, under `outcomes/*`, and the mean number of turns."""
     metrics = {
