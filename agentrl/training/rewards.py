@@ -178,8 +178,8 @@ class RewardSet:
             if missing := [name for name in reward.requires if name not in offered]:
                 raise ConfigurationError(
                     f"the reward function {reward.name!r} needs {missing}, which is neither a dataset column "
-                    f"({sorted(columns)}) nor one of {sorted(offered - set(columns))}; add the column or give "
-                    "the parameter a default"
+                    f"({sorted(columns)}) nor one of {sorted(offered - set(columns))}; add the column or "
+                    "give the parameter a default"
                 )
 
     def _offered(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -251,11 +251,12 @@ def _scatter(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any
 def _sources(reward_funcs: RewardSource | Sequence[RewardSource] | None) -> list[RewardSource]:
     if reward_funcs is None:
         return []
-    sources = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    sources: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for source in sources:
         if not (isinstance(source, str) or callable(source)):
             raise ConfigurationError(
-                f"`reward_funcs` holds {source!r}; it takes functions, sequence classifiers and names of classifiers"
+                f"`reward_funcs` holds {source!r}, which is neither a function nor a sequence classifier or the "
+                "name of one"
             )
     return sources
 
@@ -265,8 +266,8 @@ def _per_source(processing_classes: Any, count: int) -> list[Any]:
         return [processing_classes] * count
     if len(processing_classes) != count:
         raise ConfigurationError(
-            f"`reward_processing_classes` has {len(processing_classes)} entries for {count} reward functions; "
-            "give one entry per function (None for plain functions), or a single tokenizer for all"
+            f"`reward_processing_classes` has {len(processing_classes)} entries for {count} reward "
+            "functions; give one entry per function (None for plain functions), or a single tokenizer for all"
         )
     return list(processing_classes)
 
