@@ -41,21 +41,20 @@ class EnvironmentPool:
     """
 
     def __init__(self, factories: Factory | Mapping[str, Factory], threads: Threads) -> None:
-        self._factories: dict[str | None, Factory] = (
-            {**factories} if isinstance(factories, Mapping) else {None: factories}
-        )
-        if not self._factories:
-            raise ConfigurationError("`environment_factory` is an empty dict; name at least one environment")
         self._threads = threads
         self._lock = threading.Lock()
+        self._factories: dict[str | None, Factory] = {}
         self._idle: dict[str | None, list[Any]] = {}
         self._leased: dict[int, tuple[EnvironmentSpec, Any]] = {}
         self._closed = False
         self.specs: dict[str | None, EnvironmentSpec] = {}
-        for name, factory in self._factories.items():
+        for name, factory in factories.items() if isinstance(factories, Mapping) else [(None, factories)]:
             probe = _probe(name, factory)
+            self._factories[name] = factory
             self.specs[name] = EnvironmentSpec.of(probe, name)
             self._idle[name] = [probe]
+        if not self.specs:
+            raise ConfigurationError("`environment_factory` is an empty dict; name at least one environment")
 
     @property
     def reward_owners(self) -> dict[str | None, str]:
