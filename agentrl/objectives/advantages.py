@@ -137,7 +137,7 @@ def _scored(total_R: Tensor) -> Tensor:
 
 
 def _centre(total_R: Tensor, group_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Rewards less the mean of their group, 0 for unscored rows, and scored rows in the group; float64 (R,) each."""
+    """Rewards less the mean of their group (0 if unscored), and scored rows of the group; float64 (R,)."""
     scored_R = ~total_R.isnan()
     reward_R = torch.where(scored_R, total_R.double(), 0.0)
     count_R = _over_group(scored_R.double(), group_R)

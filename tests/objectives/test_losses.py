@@ -210,7 +210,7 @@ def gradient(per_micro_batch: int, loss_type: str, level: str, processes: int = 
     total = torch.zeros(TOTAL, dtype=torch.float64)
     for process in range(processes):
         for rows in micro_batches[process::processes]:
-            mine = (TOKEN_ROW >= rows.start) & (TOKEN_ROW < rows.stop)
+            mine = torch.isin(TOKEN_ROW, torch.tensor(rows))
             row_N = TOKEN_ROW[mine] - rows.start
             part_R = advantages_R[rows.start : rows.stop]
             if loss_type == "rloo":
