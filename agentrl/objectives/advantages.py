@@ -81,13 +81,11 @@ def grpo_advantages(total_R: Tensor, group_R: Tensor, scale: str = "group", eps:
     """
     if scale not in SCALES:
         raise ValueError(f"unknown scaling of rewards {scale!r}; scale_rewards is one of {', '.join(SCALES)}")
-    scored_R, reward_R = _split_scored(total_R)
-    count_R, sum_R = _over_group(scored_R.double(), group_R), _over_group(reward_R, group_R)
-    centred_R = torch.where(scored_R, reward_R - sum_R / count_R.clamp(min=1), 0.0)
+    centred_R, count_R = _centre(total_R, group_R)
     if scale == "group":
         centred_R = centred_R / (_group_std(centred_R, count_R, group_R) + eps)
     elif scale == "batch":
-        centred_R = centred_R / (_std(reward_R[scored_R]) + eps)
+        centred_R = centred_R / (_std(_scored(total_R)) + eps)
     return centred_R.float()
 
 
@@ -107,13 +105,13 @@ def rloo_advantages(total_R: Tensor, group_R: Tensor, normalize: bool = False) -
     Returns:
         (R,) float32, 0 for rows without a reward.
     """
-    scored_R, reward_R = _split_scored(total_R)
-    count_R, sum_R = _over_group(scored_R.double(), group_R), _over_group(reward_R, group_R)
-    others_R = (sum_R - reward_R) / (count_R - 1).clamp(min=1)
-    advantages_R = torch.where(scored_R & (count_R > 1), reward_R - others_R, 0.0)
-    if normalize and scored_R.any():
-        kept = advantages_R[scored_R]
-        advantages_R = torch.where(scored_R, (advantages_R - kept.mean()) / (_std(kept) + EPSILON), 0.0)
+    # r_i - (sum - r_i) / (n - 1) = (r_i - sum / n) n / (n - 1)
+    centred_R, count_R = _centre(total_R, group_R)
+    advantages_R = centred_R * count_R / (count_R - 1).clamp(min=1)
+    if normalize:
+        scored_R = ~total_R.isnan()
+        scored = advantages_R[scored_R]
+        advantages_R[scored_R] = (scored - scored.mean()) / (_std(scored) + EPSILON)
     return advantages_R.float()
 
 
@@ -124,11 +122,8 @@ def reward_statistics(total_R: Tensor, group_R: Tensor) -> RewardStatistics:
         total_R: Reward of each row, NaN for none, (R,).
         group_R: Group of each row, integers, (R,).
     """
-    scored_R, reward_R = _split_scored(total_R)
-    count_R, sum_R = _over_group(scored_R.double(), group_R), _over_group(reward_R, group_R)
-    centred_R = torch.where(scored_R, reward_R - sum_R / count_R.clamp(min=1), 0.0)
-    flat_R = _group_std(centred_R, count_R, group_R) <= ZERO_STD
-    scored = reward_R[scored_R]
+    flat_R = _group_std(*_centre(total_R, group_R), group_R) <= ZERO_STD
+    scored = _scored(total_R)
     return RewardStatistics(
         mean=scored.mean().item() if scored.numel() else 0.0,
         std=_std(scored).item(),
@@ -136,10 +131,18 @@ def reward_statistics(total_R: Tensor, group_R: Tensor) -> RewardStatistics:
     )
 
 
-def _split_scored(total_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows have a reward, and the rewards in float64 with 0 for the others."""
+def _scored(total_R: Tensor) -> Tensor:
+    """The rewards of the scored rows in float64."""
+    return total_R[~total_R.isnan()].double()
+
+
+def _centre(total_R: Tensor, group_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards less the mean of their group (0 if unscored), and scored rows of the group; float64 (R,)."""
     scored_R = ~total_R.isnan()
-    return scored_R, torch.where(scored_R, total_R.double(), 0.0)
+    reward_R = torch.where(scored_R, total_R.double(), 0.0)
+    count_R = _over_group(scored_R.double(), group_R)
+    mean_R = _over_group(reward_R, group_R) / count_R.clamp(min=1)
+    return torch.where(scored_R, reward_R - mean_R, 0.0), count_R
 
 
 def _over_group(values_R: Tensor, group_R: Tensor) -> Tensor:
