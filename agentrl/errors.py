@@ -30,7 +30,7 @@ class RolloutError(AgentRLError, RuntimeError):
     """Rollouts cannot go on (every environment fails, the generator broke)."""
 
 
-class EnvironmentFailure(AgentRLError, RuntimeError):
+class EnvironmentFailure(AgentRLError, RuntimeError):  # noqa: N818 (a state of the world, not a mistake)
     """Raised by an environment's tool to say that the environment itself broke, not the model's call.
 
     The rollout is tried again on a fresh instance, then dropped from its group; it never becomes a reward.

@@ -76,10 +76,13 @@ class RolloutConfig(TrainingArguments):
 
     learning_rate: float = _arg(1e-6, "Initial learning rate.")
     logging_steps: float = _arg(10, "Log every so many optimizer steps; below 1, a share of all steps.")
-    gradient_checkpointing: bool | None = _arg(True, "Recompute activations in the backward pass to save memory.")
+    gradient_checkpointing: bool | None = _arg(
+        True, "Recompute activations in the backward pass to save memory."
+    )
     bf16: bool | None = _arg(None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set.")
     remove_unused_columns: bool | None = _arg(
-        False, "Keep only `prompt` (and `environment`): reward functions and reset() then see no other column."
+        False,
+        "Keep only `prompt` (and `environment`): reward functions and reset() then see no other column.",
     )
 
     # Model and reference model
@@ -116,8 +119,12 @@ class RolloutConfig(TrainingArguments):
     )
     chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
-    cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
-    use_transformers_continuous_batching: bool = _arg(False, "Generate with transformers' continuous batching.")
+    cache_implementation: str | None = _arg(
+        None, "A cache of transformers' generate; selects that generator."
+    )
+    use_transformers_continuous_batching: bool = _arg(
+        False, "Generate with transformers' continuous batching."
+    )
     transformers_continuous_batching_config: dict[str, Any] | str | None = _arg(
         None, "Arguments of its ContinuousBatchingConfig."
     )
@@ -196,8 +203,18 @@ class RolloutConfig(TrainingArguments):
 
     def _check_ranges(self) -> None:
         self.num_generations = 1 if self.num_generations is None else self.num_generations
-        _require(self.num_generations >= 2, "num_generations", self.num_generations, "at least 2: a group has a baseline")
-        _require(self.temperature > 0 and math.isfinite(self.temperature), "temperature", self.temperature, "above 0")
+        _require(
+            self.num_generations >= 2,
+            "num_generations",
+            self.num_generations,
+            "at least 2: a group has a baseline",
+        )
+        _require(
+            self.temperature > 0 and math.isfinite(self.temperature),
+            "temperature",
+            self.temperature,
+            "above 0",
+        )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more")
         _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "None or in [0, 1]")
@@ -232,7 +249,9 @@ class RolloutConfig(TrainingArguments):
         generations = self.num_generations
         assert generations is not None
         if self.generation_batch_size % generations:
-            fitting = [n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0]
+            fitting = [
+                n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0
+            ]
             raise ConfigurationError(
                 f"num_generations={generations} does not divide the generation batch of "
                 f"{self.generation_batch_size} completions (per_device_train_batch_size="
@@ -285,12 +304,22 @@ class GRPOConfig(RolloutConfig):
     def __post_init__(self) -> None:
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
         super().__post_init__()
-        _require(self.scale_rewards in SCALE_REWARDS, "scale_rewards", self.scale_rewards, f"one of {SCALE_REWARDS}")
+        _require(
+            self.scale_rewards in SCALE_REWARDS,
+            "scale_rewards",
+            self.scale_rewards,
+            f"one of {SCALE_REWARDS}",
+        )
         _require(self.loss_type in LOSS_TYPES, "loss_type", self.loss_type, f"one of {LOSS_TYPES}")
         level = self.importance_sampling_level
         _require(level in ("token", "sequence"), "importance_sampling_level", level, "'token' or 'sequence'")
         iterations = self.max_tool_calling_iterations
-        _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
+        _require(
+            iterations is None or iterations >= 0,
+            "max_tool_calling_iterations",
+            iterations,
+            "None, 0 or more",
+        )
         _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
 
 

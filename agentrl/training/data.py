@@ -108,7 +108,9 @@ class Schedule(Dataset[ScheduledStep]):
         ConfigurationError: The dataset does not fill a single window.
     """
 
-    def __init__(self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False) -> None:
+    def __init__(
+        self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False
+    ) -> None:
         self._rows = rows
         self._shape = shape
         self._seed = seed

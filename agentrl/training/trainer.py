@@ -63,7 +63,10 @@ class RolloutTrainer(Trainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (
+            None,
+            None,
+        ),
         quantization_config: Any = None,
         peft_config: Any = None,
         tools: list[Callable[..., Any]] | None = None,
@@ -135,7 +138,9 @@ class RolloutTrainer(Trainer):
         """
         raise NotImplementedError
 
-    def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
+    def loss(
+        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
+    ) -> Tensor:
         """Return a micro-batch's part of the loss of its optimizer step."""
         raise NotImplementedError
 
@@ -182,7 +187,9 @@ class RolloutTrainer(Trainer):
             schedule: Schedule | Stream = Stream(rows, shape)
         else:
             if rows is None:
-                windows = math.ceil(args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window)
+                windows = math.ceil(
+                    args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window
+                )
                 rows = EmptyRows(windows * shape.prompts)
             seed = args.seed if args.data_seed is None else args.data_seed
             schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
@@ -251,7 +258,9 @@ class RolloutTrainer(Trainer):
     ) -> Any:
         """Score a micro-batch under the policy and return its part of the loss."""
         if return_outputs:
-            raise ConfigurationError("the loss of rollouts has no model outputs to return; leave return_outputs=False.")
+            raise ConfigurationError(
+                "the loss of rollouts has no model outputs to return; leave return_outputs=False."
+            )
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
         if inputs.tokens:
@@ -319,7 +328,9 @@ class RolloutTrainer(Trainer):
     def _count(self, batches: Sequence[MicroBatch]) -> Denominators:
         local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]
         everywhere = gather_object(local) if self.args.world_size > 1 else local
-        rows, tokens, micro_batches = (sum(column) for column in zip(*everywhere, strict=True)) if everywhere else (0,) * 3
+        rows, tokens, micro_batches = (
+            (sum(column) for column in zip(*everywhere, strict=True)) if everywhere else (0,) * 3
+        )
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
     def _compare_with_sampler(self, scores: Scores, batch: MicroBatch, metrics: MetricStore) -> None:
