@@ -62,6 +62,8 @@ def score(
 ) -> Scores:
     """Score the targets of a batch under the distribution that they were sampled from.
 
+    No other thread may run the model meanwhile: its forward would meet the hooks.
+
     Args:
         model: A causal language model of transformers, possibly with adapters, possibly wrapped for
             distributed training. Gradients are kept if they are enabled.
