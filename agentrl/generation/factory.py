@@ -1,0 +1,3 @@
+"""temporary"""
+from agentrl.generation.local import LocalGenerator
+def make_generator(model, args): return LocalGenerator(model)
