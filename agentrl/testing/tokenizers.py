@@ -1,8 +1,9 @@
 """Tokenizers made on the spot, for tests that must not download anything.
 
-`fix_tokenizer` has the vocabulary of the fault list (`FIX.tok`): one token a character and the merged token "ab",
-so decoding and encoding again changes ids. `qwen_like_tokenizer` has one token a byte and the special tokens of
-Qwen. Both are real fast tokenizers with a chat template and, for `fix_tokenizer`, a response template.
+`fix_tokenizer` has the vocabulary of the fault list (`FIX.tok`): one token a character and the merged token
+"ab", so decoding and encoding again changes ids. `qwen_like_tokenizer` has one token a byte and the special
+tokens of Qwen. Both are real fast tokenizers with a chat template; `fix_tokenizer` has a response template
+too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PAD, BOS, EOS, NEWLINE, IMAGE, IMAGE_START, IMAGE_END, AB = 0, 1, 2, 3, 4, 5, 6,
 """Ids of `fix_tokenizer`; any other character has id 100 + its code point."""
 
 FIX_VOCAB_SIZE = 356
-"""Size of an embedding that holds every id of `fix_tokenizer`: its ids have holes, so `len(tokenizer)` is too few."""
+"""Size of an embedding for the ids of `fix_tokenizer`: they have holes, so `len(tokenizer)` is too few."""
 
 _FIX_CALLS = """
 {%- macro thought(message) -%}
@@ -39,7 +40,8 @@ _FIX_TEMPLATES = {
     + _FIX_TOOLS
     + """
 {%- for message in messages -%}
-    {{- '<b>' + message.role + '\\n' + thought(message) + (message.content or '') + calls(message) + '<e>\\n' -}}
+    {{- '<b>' + message.role + '\\n' + thought(message) -}}
+    {{- (message.content or '') + calls(message) + '<e>\\n' -}}
 {%- endfor -%}
 {{- '<b>assistant\\n' if add_generation_prompt else '' -}}
 """,
@@ -90,19 +92,20 @@ COMPACT_TEMPLATE = """
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}
 """
-"""Like Qwen's format, but short: a tool is one line `name(argument, ...)`. For tiny models with a byte vocabulary."""
+"""Like Qwen's format, but short: a tool is one line `name(argument, ...)`. For tiny models that read bytes."""
 
 
 def fix_tokenizer(template: str = "t0") -> PreTrainedTokenizerFast:
     """Make the tokenizer of the fault list.
 
-    Ids: 0 pad, 1 `<b>`, 2 `<e>` (end of turn and EOS), 3 newline, 4 image placeholder, 5 and 6 image start and end,
-    50 "ab", 100 + code point for the other characters of Latin-1; what is outside reads as "?".
+    Ids: 0 pad, 1 `<b>`, 2 `<e>` (end of turn and EOS), 3 newline, 4 image placeholder, 5 and 6 image start
+    and end, 50 "ab", 100 + code point for the other characters of Latin-1; what is outside reads as "?".
 
     Args:
-        template: "t0" (a turn is `<b>role\\n…<e>\\n`, prefix-preserving), "grouped" (`<b>role|…<e>`, a run of tool
-            messages is one user turn) or "think" (like grouped, but forgets what stands before `</think>` in every
-            assistant turn but the last). All write tools as a first turn and calls as `<call>{…}</call>`.
+        template: "t0" (a turn is `<b>role\\n…<e>\\n`, prefix-preserving), "grouped" (`<b>role|…<e>`, a run of
+            tool messages is one user turn) or "think" (like grouped, but forgets what stands before
+            `</think>` in every assistant turn but the last). All write tools as a first turn and calls as
+            `<call>{…}</call>`.
 
     Returns:
         The tokenizer, with `chat_template` and `response_template` set.
