@@ -1,11 +1,12 @@
 """A key/value cache whose rows come and go: one slot a session, kept for as long as the session lives.
 
-Each layer holds its keys and values as [slots, heads, length, head_dim]. Before a forward pass the caller sets the
-`Step`: which slots its rows are, and at which (slot, position) the new tokens go. `update` writes them and returns
-what the rows hold. Rows in consecutive slots are read as a view, without a copy; that is why the scheduler keeps
-the decoding rows at the front. Slots and length change by `resize`, one layer at a time.
+Each layer holds its keys and values as [slots, heads, length, head_dim]. Before a forward pass the caller
+sets the `Step`: which slots its rows are, and at which (slot, position) the new tokens go. `update` writes
+them and returns what the rows hold. Rows in consecutive slots are read as a view, without a copy; that is
+why the scheduler keeps the decoding rows at the front. Slots and length change by `resize`, one layer at a
+time.
 
-The cache knows no tokens: which positions of a slot are valid is the scheduler's knowledge, and the attention mask's.
+The cache knows no tokens: which positions of a slot are valid is known to the scheduler and to the masks.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ class Step:
 
     Attributes:
         rows: The B slots, as a slice when they are consecutive, else as an int64 tensor.
-        batch_N: Row in the batch of each of the N real tokens.
-        column_N: Column in the batch of each.
-        slot_N: Slot that each goes to.
-        position_N: Position in the slot that each goes to.
+        batch: Row in the batch of each of the N real tokens, int64 [N].
+        column: Column in the batch of each, int64 [N].
+        slot: Slot that each goes to, int64 [N].
+        position: Position in the slot that each goes to, int64 [N].
         length: Positions of the rows to read.
     """
 
     rows: slice | Tensor
-    batch_N: Tensor
-    column_N: Tensor
-    slot_N: Tensor
-    position_N: Tensor
+    batch: Tensor
+    column: Tensor
+    slot: Tensor
+    position: Tensor
     length: int
 
 
@@ -61,14 +62,15 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the step's keys and values [B, heads, Q, head_dim]; return the rows' [B, heads, length, head_dim]."""
+        """Write the step's keys and values [B, heads, Q, head_dim]; return all that the rows hold."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
+        assert self.keys is not None
+        assert self.values is not None
         step = self.cache.step
         # Advanced indices around the heads' slice put the tokens first: both sides are [N, heads, head_dim].
-        self.keys[step.slot_N, :, step.position_N] = key_states[step.batch_N, :, step.column_N]
-        self.values[step.slot_N, :, step.position_N] = value_states[step.batch_N, :, step.column_N]
+        self.keys[step.slot, :, step.position] = key_states[step.batch, :, step.column]
+        self.values[step.slot, :, step.position] = value_states[step.batch, :, step.column]
         if isinstance(step.rows, slice):
             return self.keys[step.rows, :, : step.length], self.values[step.rows, :, : step.length]
         # The length is cut first, so that only what is read is gathered.
@@ -99,14 +101,10 @@ class SlotCache(Cache):
     step: Step
 
     def __init__(self, layers: int):
-        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self._slot_layers = [SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self._slot_layers))
         self.slots = 0
         self.length = 0
-
-    @property
-    def tokens(self) -> int:
-        """Positions that there is room for."""
-        return self.slots * self.length
 
     def resize(self, slots: int, length: int, keep: Sequence[tuple[int, int]]) -> None:
         """Change the number of slots and their length.
@@ -114,11 +112,12 @@ class SlotCache(Cache):
         Args:
             slots: New number of slots.
             length: New number of positions of a slot.
-            keep: For each slot that lives on, in the order of their new slots from 0: its old slot and how many of
-                its positions are worth keeping.
+            keep: For each slot that lives on, in the order of their new slots from 0: its old slot and how
+                many
+                of its positions are worth keeping.
         """
         self.slots, self.length = slots, length
-        for layer in self.layers:
+        for layer in self._slot_layers:
             for name in ("keys", "values"):
                 old = getattr(layer, name)
                 if old is None:
@@ -132,20 +131,20 @@ class SlotCache(Cache):
     def clear(self) -> None:
         """Free all memory; the next step starts from `resize`."""
         self.slots = self.length = 0
-        for layer in self.layers:
+        for layer in self._slot_layers:
             layer.keys = layer.values = None
             layer.is_initialized = False
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot into another one."""
-        for layer in self.layers:
+        for layer in self._slot_layers:
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
                     tensor[target, :, :length] = tensor[source, :, :length]
 
     def swap(self, one: int, other: int, length: int) -> None:
         """Exchange the first `length` positions of two slots."""
-        for layer in self.layers:
+        for layer in self._slot_layers:
             for tensor in (layer.keys, layer.values):
                 if tensor is not None:
                     kept = tensor[one, :, :length].clone()
@@ -179,10 +178,10 @@ def plan_step(
     consecutive = list(slots_B) == list(range(first, first + len(slots_B)))
     step = Step(
         rows=slice(first, first + len(slots_B)) if consecutive else slot_B,
-        batch_N=batch_N,
-        column_N=column_N,
-        slot_N=slot_B[batch_N],
-        position_N=position_BQ[batch_N, column_N],
+        batch=batch_N,
+        column=column_N,
+        slot=slot_B[batch_N],
+        position=position_BQ[batch_N, column_N],
         length=max(start + count for start, count in zip(starts_B, counts_B, strict=True)),
     )
     return step, position_BQ

@@ -1,8 +1,8 @@
 """The in-process generator: continuous batching on a transformers model, keys and values kept between turns.
 
-One thread owns the model while there is work; it starts with the first request and ends with `close`. Requests
-come in by a queue and samples go back to the event loop of whoever awaits them. The weights may change only while no
-request is unanswered; call `sync` afterwards.
+One thread runs the model; it starts with the first request and ends with `close`. Requests come in by a queue
+and samples go back to the event loop of whoever awaits them. The weights may change only while no request is
+unanswered; call `sync` afterwards.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class LocalGenerator:
     Args:
         model: A decoder model of transformers, PEFT-wrapped or not, in training or evaluation mode.
         max_cache_tokens: Most tokens whose keys and values are kept, over all sessions. When they do not
-            suffice, sessions between turns are evicted and then requests wait. Default: a share of the memory that is free at
-            the first request.
+            suffice, sessions between turns are evicted and then requests wait. Default: 30% of the memory
+            that is free at the first request.
         max_batch_tokens: Most tokens in one forward pass of prompts, padding included.
         autocast: Makes the autocast context of a forward pass, e.g. `accelerator.autocast`.
 
     Raises:
-        ConfigurationError: The model's state cannot be kept by position (`supports` says why), or a size is not
-            positive.
+        ConfigurationError: The model's state cannot be kept by position (`supports` says why), or a size is
+            not positive.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class LocalGenerator:
     ):
         if reason := supports(model):
             raise ConfigurationError(
-                f"LocalGenerator cannot serve {type(model).__name__}: {reason}; use PlainGenerator (make_generator "
-                "chooses it by itself)"
+                f"LocalGenerator cannot serve {type(model).__name__}: {reason}; use PlainGenerator "
+                "(make_generator chooses it by itself)"
             )
         for name, value in (("max_cache_tokens", max_cache_tokens), ("max_batch_tokens", max_batch_tokens)):
             if value is not None and value < 1:
@@ -116,8 +116,8 @@ class LocalGenerator:
         limit = self.max_context
         if limit is not None and len(ids) + params.max_tokens > limit:
             raise GenerationError(
-                f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the model's "
-                f"context of {limit}; shorten the prompt or lower the completion length"
+                f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the "
+                f"model's context of {limit}; shorten the prompt or lower the completion length"
             )
 
     def _serve(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import psutil
 import torch
@@ -20,9 +21,8 @@ _MEMORY_SHARE = 0.3
 class ModelRunner:
     """Runs a decoder model on a `SlotCache`.
 
-    Gradients are off by `no_grad` and not by inference mode, so that nothing made here (a weight that autocast has
-    cast, say) is unusable for training afterwards.
-    """
+    Gradients are off by `no_grad` and not by inference mode, so that nothing made here (a weight that
+    autocast has cast, say) is unusable for training afterwards."""
 
     def __init__(
         self, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]] | None = None
@@ -74,11 +74,13 @@ class ModelRunner:
     def default_budget(self) -> tuple[int, str]:
         """Tokens that fit into the default share of the free memory, and that in words."""
         cache = DynamicCache(config=self.config)
+        token_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self._inference():
             self.model(
-                input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), cache=cache, use_cache=True
+                input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True
             )
-        bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        kept: list[Any] = cache.layers
+        bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
@@ -90,7 +92,7 @@ class ModelRunner:
         )
 
     def _masks(self, position_BQ: Tensor, length: int) -> Tensor | dict[str, Tensor]:
-        """What each token may attend to [B, 1, Q, length]; by kind of layer where the model has several kinds."""
+        """What each token may attend to [B, 1, Q, length]; by kind of layer where there are several kinds."""
         key_K = torch.arange(length, device=position_BQ.device)
         position_B1Q1 = position_BQ[:, None, :, None]
         masks = {}

@@ -1,7 +1,8 @@
 """The distribution a token is drawn from, as pure tensor functions.
 
-The generator draws from this distribution and the trainer scores under it, so both call the same functions and an
-unchanged policy has ratio 1 whatever the sampling parameters are. The order is that of transformers' logits
+The generator draws from this distribution and the trainer scores under it, so both call the same functions
+and an unchanged policy has ratio 1 whatever the sampling parameters are. The order is that of transformers'
+logits
 processors: repetition penalty, temperature, top-k, top-p, min-p. Everything is computed in float32.
 
 Shapes: N positions, V vocabulary, T tokens of a row.
@@ -42,8 +43,8 @@ def process_logits(
         repetition_penalty: Divides positive and multiplies negative logits of seen tokens.
         seen_NV: Which ids occur in the row before the position; needed with a repetition penalty. See
             `seen_before`.
-        keep_N: Ids that stay in the support even where top-k, top-p or min-p would drop them: the sampled ids
-            when scoring, whose logprob must stay finite after the policy has moved. Negative ids keep nothing.
+        keep_N: Ids that stay in the support even where top-k, top-p or min-p would drop them: the sampled
+            ids when scoring, whose logprob must stay finite after the policy has moved.
 
     Returns:
         float32 logprobs [N, V], normalised over the kept tokens; -inf elsewhere.
@@ -77,7 +78,7 @@ def truncates(*, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None)
 def needs_processing(
     *, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None, repetition_penalty: float = 1.0
 ) -> bool:
-    """Whether more than a temperature is set; if not, the logprobs are `log_softmax(logits / temperature)`."""
+    """Whether more than a temperature is set; if not, it is all `log_softmax(logits / temperature)`."""
     return repetition_penalty != 1.0 or truncates(top_k=top_k, top_p=top_p, min_p=min_p)
 
 
@@ -98,8 +99,8 @@ def _dropped(scores_NV: Tensor, top_k: int, top_p: float, min_p: float | None) -
 def _outside_nucleus(scores_NV: Tensor, top_p: float) -> Tensor:
     """Say which tokens are outside the smallest set of likeliest tokens with probability `top_p`.
 
-    A token stays when the tokens before it have less than `top_p` together. The set is nearly always small: the
-    likeliest tokens are sorted first, and the whole vocabulary only for the rows where they do not reach.
+    A token stays when the tokens before it have less than `top_p` together. The set is nearly always small:
+    the likeliest tokens are sorted first, and the whole vocabulary only for rows where they do not reach.
     """
     probs_NV = scores_NV.softmax(-1)
     head_NK, ids_NK = probs_NV.topk(min(_NUCLEUS, probs_NV.shape[-1]))
@@ -139,7 +140,7 @@ def seen_before(first_NV: Tensor, position_N: Tensor) -> Tensor:
     return first_NV < position_N[:, None]
 
 
-def draw(logprobs_NV: Tensor, uniforms_N: Sequence[float]) -> Tensor:
+def draw(logprobs_NV: Tensor, uniforms: Sequence[float]) -> Tensor:
     """Draw one token a row by inverting the cumulative distribution.
 
     One number from [0, 1) decides one row, so a row's token does not depend on the rows beside it. The search
@@ -149,7 +150,7 @@ def draw(logprobs_NV: Tensor, uniforms_N: Sequence[float]) -> Tensor:
     Returns:
         int64 ids [N]; never a token of probability 0.
     """
-    uniforms_N = torch.tensor(uniforms_N, dtype=torch.float64, device=logprobs_NV.device)
+    uniforms_N = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_NV.device)
     rows, vocab_size = logprobs_NV.shape
     probs_NV = logprobs_NV.exp()
     whole = vocab_size // _BLOCK * _BLOCK

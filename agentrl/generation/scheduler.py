@@ -1,82 +1,27 @@
-"""Continuous batching: decides at every step which rows run, and draws their next tokens.
+"""Continuous batching: decides at every step which rows run.
 
-A request waits until there is a slot; its prompt is prefilled in chunks, then it decodes with the others. The decoding
-rows hold the slots from 0 on, so that a decode step reads the cache without copying it; a row that joins or leaves is
-moved there or away. Prompts go before decoding, so that decode batches are large. A request whose prompt begins like
-one that is being prefilled waits for it and copies the common part.
+A request waits until there is a slot; its prompt is prefilled in chunks, then it decodes with the others.
+The decoding rows hold the slots from 0 on, so that a decode step reads the cache without copying it; a row
+that joins or leaves is moved there or away. Prompts go before decoding, so that decode batches are large. A
+request whose prompt begins like one that is being prefilled waits for it and copies the common part.
 
 Nothing here knows threads or event loops; `local.py` calls `step` from one thread as long as there is work.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from random import Random
-
-import torch
 
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.requests import Request, draw_next, generation_error
 from agentrl.generation.runner import ModelRunner
-from agentrl.generation.sampling import draw, process_logits
-from agentrl.generation.slots import Session, SlotPool
+from agentrl.generation.slots import Session, SlotPool, common_prefix
 from agentrl.types import FinishReason, Sample
 
 _SHARED = 8
 """Fewest common tokens worth copying from another slot, or worth waiting for."""
-_HEADROOM = 64
-"""Positions that a row gets beyond its end, so that rows do not ask for room at every token."""
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One turn to sample.
-
-    Attributes:
-        session: Whose turn.
-        ids: The row before the turn.
-        params: How to draw.
-        done: Called once, with the sample or the error.
-        arrival: Serial number; also of the session's last use.
-        version: Version of the weights that drew its first token.
-        fed: End of what was run for this turn, so that running it again counts as prefill.
-        sampled: The ids drawn so far; they are at the end of the session's row too.
-        logprobs: Their logprobs.
-        uniforms: One number a token, from the seed.
-        seen_V: Which ids occur in the row, kept where there is a repetition penalty.
-    """
-
-    session: Session
-    ids: list[int]
-    params: SamplingParams
-    done: Callable[[Sample | GenerationError], None]
-    arrival: int = 0
-    version: int | None = None
-    fed: int = 0
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    uniforms: Random = field(init=False)
-    seen_V: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.uniforms = Random(self.params.seed)
-
-    @property
-    def remaining(self) -> int:
-        """Tokens to run before the next one can be drawn."""
-        return len(self.session.row) - self.session.cached
-
-    @property
-    def wanted(self) -> int:
-        """Positions to reserve: the row and some headroom, never more than the turn can fill."""
-        return min(len(self.session.row) + _HEADROOM, self.most)
-
-    @property
-    def most(self) -> int:
-        """Positions that the turn can fill."""
-        return len(self.ids) + self.params.max_tokens
 
 
 class Scheduler:
@@ -100,7 +45,7 @@ class Scheduler:
         """Whether any request is unanswered."""
         return bool(self._waiting or self._prefilling or self._decoding)
 
-    # Commands ------------------------------------------------------------------------------------------------
+    # Commands ------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -118,8 +63,8 @@ class Scheduler:
             )
         if request.most > self._pool.budget:
             raise GenerationError(
-                f"session {name!r}: {len(ids)} tokens and up to {params.max_tokens} new ones cannot fit into the "
-                f"cache of {self._pool.budget} tokens; raise max_cache_tokens or lower the completion length"
+                f"session {name!r}: {len(ids)} tokens and up to {params.max_tokens} new ones cannot fit into "
+                f"the cache of {self._pool.budget} tokens; raise max_cache_tokens or shorten the completions"
             )
         self._turns += 1
         session.used = request.arrival = self._turns
@@ -155,7 +100,7 @@ class Scheduler:
         self._decoding.clear()
         self._pool.clear()
         for request in requests:
-            self._answer(request, _generation_error(request, error))
+            self._answer(request, generation_error(request, error))
 
     def cancel(self, request: Request) -> None:
         """Drop a request without an answer; unknown and answered requests are ignored."""
@@ -163,7 +108,7 @@ class Scheduler:
             self._leave(request)
             self._retire(request)
 
-    # One step ------------------------------------------------------------------------------------------------
+    # One step ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Run the model once and answer what is finished by it."""
@@ -255,12 +200,13 @@ class Scheduler:
                 self._advance(request, count)
             ready = [index for index, request in enumerate(batch) if request.remaining == 0]
             self._stats.forward_passes += 1
-            self._draw([batch[index] for index in ready], logits_BV[ready])
+            draw_next([batch[index] for index in ready], logits_BV[ready])
+            self._stats.decoded_tokens += len(ready)
         except Exception as error:  # noqa: BLE001 - whatever a model raises has to reach those who wait
             for request in batch:
                 self._leave(request)
                 self._pool.drop(request.session)
-                self._answer(request, _generation_error(request, error))
+                self._answer(request, generation_error(request, error))
             return
         for request in reversed(batch):  # from the last slot on, so that a row is moved once at most
             if request in self._prefilling and request.remaining == 1:
@@ -277,38 +223,7 @@ class Scheduler:
         request.fed = max(request.fed, end)
         session.cached = end
 
-    def _draw(self, requests: list[Request], logits_RV: torch.Tensor) -> None:
-        """Draw a token for each request; those that sample alike are drawn together."""
-        alike = defaultdict(list)
-        for index, request in enumerate(requests):
-            params = request.params
-            settings = params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty
-            alike[settings].append(index)
-        for (temperature, top_k, top_p, min_p, repetition_penalty), indices in alike.items():
-            chosen = [requests[index] for index in indices]
-            seen_NV = None
-            if repetition_penalty != 1.0:
-                seen_NV = torch.stack([_seen(request, logits_RV) for request in chosen])
-            logprobs_NV = process_logits(
-                logits_RV if len(indices) == len(requests) else logits_RV[indices],
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seen_NV=seen_NV,
-            )
-            ids_N = draw(logprobs_NV, [request.uniforms.random() for request in chosen])
-            logprobs_N = logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
-            for request, token, logprob in zip(chosen, ids_N.tolist(), logprobs_N.tolist(), strict=True):
-                request.session.row.append(token)
-                request.sampled.append(token)
-                request.logprobs.append(logprob)
-                if request.seen_V is not None:
-                    request.seen_V[token] = True
-        self._stats.decoded_tokens += len(requests)
-
-    # Joining and leaving -------------------------------------------------------------------------------------
+    # Joining and leaving -------------------------------------------------------------------------------
 
     def _join(self, request: Request) -> None:
         self._pool.move(request.session, len(self._decoding))
@@ -348,41 +263,8 @@ class Scheduler:
     def _retire(self, request: Request) -> None:
         """Let the session rest until its next turn, or go if it was released meanwhile."""
         session = request.session
-        session.active = False
+        session.active = session.pinned = False
         session.wanted = session.cached
         if self._sessions.get(session.name) is not session:
             self._pool.drop(session)
         self._admit_again = True
-
-
-def common_prefix(one: list[int], other: list[int]) -> int:
-    """Count the tokens that two rows begin with in common."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high:  # slices compare in C, and a binary search needs few of them
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _seen(request: Request, logits_RV: torch.Tensor) -> torch.Tensor:
-    if request.seen_V is None:
-        seen_V = torch.zeros(logits_RV.shape[-1], dtype=torch.bool, device=logits_RV.device)
-        seen_V[request.session.row] = True
-        request.seen_V = seen_V
-    return request.seen_V
-
-
-def _generation_error(request: Request, error: Exception) -> GenerationError:
-    if isinstance(error, GenerationError):
-        return error
-    wrapped = GenerationError(
-        f"session {request.session.name!r}: sampling failed after {len(request.sampled)} tokens of a row of "
-        f"{len(request.ids)}: {type(error).__name__}: {error}"
-    )
-    wrapped.__cause__ = error
-    return wrapped

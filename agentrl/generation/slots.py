@@ -1,9 +1,8 @@
 """Which session holds which slot of the cache, and who has to go when there is no room.
 
-The cache is one rectangle of slots × length, at most `budget` tokens. It grows by doubling, and shrinks one side when
-the other one has to grow. Sessions that wait between their turns give way first, the least recently used before the
-others; what to do when only active sessions are left is the scheduler's decision.
-"""
+The cache is one rectangle of slots × length, at most `budget` tokens. It grows by doubling, and shrinks one
+side when the other one has to grow. Sessions between their turns give way first, the least recently used
+before the others; what to do when only active sessions are left is the scheduler's decision."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ class Session:
         cached: The slot holds the keys and values of `row[:cached]`.
         slot: Its slot, None when it holds none.
         wanted: Positions that its slot must have room for.
-        active: A turn is being sampled; it cannot be evicted.
+        active: A turn of it is not answered yet.
+        pinned: A turn of it is being run; its slot cannot be taken away.
         evicted: It lost its slot and has to be prefilled again.
         used: Serial number of its last turn.
     """
@@ -35,6 +35,7 @@ class Session:
     slot: int | None = None
     wanted: int = 0
     active: bool = False
+    pinned: bool = False
     evicted: bool = False
     used: int = 0
 
@@ -58,7 +59,7 @@ class SlotPool:
         return [owner for owner in self._owners if owner is not None]
 
     def hold(self, session: Session, wanted: int, expected: int = 1) -> bool:
-        """Give a session a slot with room for `wanted` positions, evicting idle sessions where needed.
+        """Pin a session to a slot with room for `wanted` positions, evicting sessions that are not pinned.
 
         Args:
             session: Who asks; it may hold a slot already.
@@ -73,7 +74,7 @@ class SlotPool:
             length = max([wanted, *(owner.wanted for owner in others)])
             if (len(others) + 1) * length <= self.budget:
                 break
-            idle = [owner for owner in others if not owner.active]
+            idle = [owner for owner in others if not owner.pinned]
             if not idle:
                 return False
             self.drop(min(idle, key=lambda owner: owner.used), evicted=True)
@@ -83,10 +84,12 @@ class SlotPool:
             session.slot = self._owners.index(None)
             session.cached = 0
             self._owners[session.slot] = session
+        session.pinned = True
         return True
 
     def drop(self, session: Session, *, evicted: bool = False) -> None:
         """Take a session's slot away; with the last slot the memory goes too."""
+        session.pinned = False
         if session.slot is None:
             return
         self._owners[session.slot] = None
@@ -97,13 +100,14 @@ class SlotPool:
     def clear(self) -> None:
         """Take all slots away and free the memory."""
         for session in self.holders:
-            session.slot, session.cached = None, 0
+            session.slot, session.cached, session.pinned = None, 0, False
         self._owners.clear()
         self.cache.clear()
 
     def share(self, source: Session, target: Session, length: int) -> None:
         """Copy the first `length` positions of a session to another one; both hold slots."""
-        assert source.slot is not None and target.slot is not None
+        assert source.slot is not None
+        assert target.slot is not None
         self.cache.copy(source.slot, target.slot, length)
         target.cached = length
 
@@ -123,7 +127,7 @@ class SlotPool:
         session.slot = slot
 
     def _reshape(self, slots: int, length: int, expected: int) -> None:
-        """Resize the cache where it has fewer than `slots` slots, free ones included, or less than `length`."""
+        """Resize the cache where it has fewer than `slots` slots or less than `length` positions."""
         if slots <= self.cache.slots and length <= self.cache.length:
             return
         if length <= self.cache.length and slots * self.cache.length <= self.budget:
@@ -137,3 +141,17 @@ class SlotPool:
         for slot, owner in enumerate(holders):
             owner.slot = slot
         self._owners = [*holders, *[None] * (slots - len(holders))]
+
+
+def common_prefix(one: list[int], other: list[int]) -> int:
+    """Count the tokens that two rows begin with in common."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:  # slices compare in C, and a binary search needs few of them
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,11 +1,12 @@
 """What the local generator needs to know about a model's architecture.
 
-Structure decides, not a list of names: the cache that transformers itself would build tells which layers there are.
-"""
+Structure decides, not a list of names: the cache that transformers itself would build tells which layers
+there are."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
@@ -18,8 +19,8 @@ _ATTENTION = ("sdpa", "eager")
 def supports(model: PreTrainedModel) -> str | None:
     """Say why the local generator cannot serve a model, or None if it can.
 
-    It needs attention layers whose keys and values can be kept by position, a forward pass that takes explicit
-    masks and positions, and one device.
+    It needs attention layers whose keys and values can be kept by position, a forward pass that takes
+    explicit masks and positions, and one device.
     """
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
@@ -32,8 +33,10 @@ def supports(model: PreTrainedModel) -> str | None:
         return f"its layers are on several devices ({', '.join(sorted(map(str, devices)))})"
     attention = config._attn_implementation
     if attention not in _ATTENTION:
-        return f"its attention function {attention!r} takes no explicit mask; load it with attn_implementation='sdpa'"
-    inner = model.get_base_model() if adapters else model
+        return f"attention {attention!r} takes no explicit mask; load it with attn_implementation='sdpa'"
+    inner: Any = model
+    if adapters:
+        inner = inner.get_base_model()  # PEFT's own forward passes on what it does not know
     accepted = inspect.signature(inner.forward).parameters
     missing = {"position_ids", "cache", "logits_to_keep"} - accepted.keys()
     if missing:
@@ -43,7 +46,7 @@ def supports(model: PreTrainedModel) -> str | None:
         return f"it keeps {len(layers)} caches for {config.num_hidden_layers} layers"
     for index, layer in enumerate(layers):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            return f"layer {index} keeps its state in a {type(layer).__name__}, not as keys and values by position"
+            return f"layer {index} keeps a {type(layer).__name__}, not keys and values by position"
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return "it has layers of chunked attention"
     return None
