@@ -24,6 +24,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -177,14 +178,14 @@ def apply_observation(prompt: Prompt | None, observation: Any, class_name: str) 
     kind = _observation_kind(observation)
     if kind is None:
         raise ToolDefinitionError(
-            f"{class_name}.reset gave back {observation!r}; it may give back None, a string, a list of "
-            'content blocks such as {"type": "text", "text": ...} or a list of messages with a "role"'
+            f"{class_name}.reset gave back {reprlib.repr(observation)}; it may give back None, a string, a list "
+            'of content blocks such as {"type": "text", "text": ...} or a list of messages with a "role"'
         )
     if isinstance(prompt, str):
         if kind != "text":
             raise ToolDefinitionError(
                 f"{class_name}.reset gave back {kind}, which cannot be added to the plain-text prompt "
-                f"{prompt!r}; make the dataset's prompts lists of messages"
+                f"{reprlib.repr(prompt)}; make the dataset's prompts lists of messages"
             )
         return prompt + observation
     messages = list(prompt or [])
@@ -215,8 +216,8 @@ def read_reward(value: Any, class_name: str) -> float | None:
     number = as_number(value)
     if number is None or not math.isfinite(number):
         raise RewardError(
-            f"{class_name}.get_reward gave back {value!r}; it must give back a finite number, or None where "
-            "the reward does not apply"
+            f"{class_name}.get_reward gave back {reprlib.repr(value)}; it must give back a finite number, "
+            "or None where the reward does not apply"
         )
     return number
 

@@ -160,17 +160,21 @@ class EnvironmentPool:
             if not self._closed:
                 self._idle[name].append(instance)
                 return
-        asyncio.run(self._close(instance))  # the pool was closed while the factory ran
+        asyncio.run(_close(instance))  # nobody waits any more: the pool was closed while the factory ran
 
     async def _close(self, instance: Any) -> None:
         """Close an instance; it is gone either way, so an error is only logged."""
-        close = getattr(instance, "close", None)
-        if not callable(close):
+        if not callable(getattr(instance, "close", None)):
             return
         try:
-            await asyncio.wait_for(call(close, self._threads), CLOSE_SECONDS)
+            await asyncio.wait_for(call(instance.close, self._threads), CLOSE_SECONDS)
         except Exception:
             logger.exception("closing an instance of the environment %s failed", type(instance).__name__)
+
+
+async def _close(instance: Any) -> None:
+    if callable(close := getattr(instance, "close", None)) and inspect.isawaitable(closing := close()):
+        await closing
 
 
 def _probe(name: str | None, factory: Factory) -> Any:

@@ -17,8 +17,8 @@ tool's own affair).
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
+import reprlib
 import time
 import traceback
 from collections import defaultdict
@@ -141,24 +141,28 @@ class ToolRunner:
         tools: Mapping[str, Tool],
         turn: AbstractAsyncContextManager[Any],
     ) -> ToolResult:
-        if (mistake := _mistake(written, tool, tools)) is not None:
-            return ToolResult(written, _failure(mistake), failed=True)
-        assert tool is not None
+        mistake = _mistake(written, tool, tools)
+        if mistake is not None or tool is None:
+            return ToolResult(written, render(f"Error: {mistake}"), failed=True)
         async with turn:
             start = time.perf_counter()
-            answer = functools.partial(ToolResult, written)
-            failed = done = False
-            try:
-                content = render(await call(tool.function, self._threads, **written.arguments))
-            except EpisodeDone as ending:
-                content, done = render(ending.args[0] if ending.args else ""), True
-            except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a tool raises is the model's to read)
-                content, failed = _failure(_describe(error)), True
-            except asyncio.CancelledError as error:
-                if _being_cancelled():
-                    raise
-                content, failed = _failure(_describe(error)), True  # something inside the tool was cancelled
-            return answer(content, failed=failed, done=done, seconds=time.perf_counter() - start)
+            content, failed, done = await self._outcome(tool, written.arguments)
+            return ToolResult(written, content, failed, time.perf_counter() - start, done)
+
+    async def _outcome(
+        self, tool: Tool, arguments: Mapping[str, Any]
+    ) -> tuple[str | list[dict[str, Any]], bool, bool]:
+        """Content, whether it failed, whether it ended the episode."""
+        try:
+            return render(await call(tool.function, self._threads, **arguments)), False, False
+        except EpisodeDone as ending:
+            return render(ending.args[0] if ending.args else ""), False, True
+        except asyncio.CancelledError as error:
+            if _being_cancelled():
+                raise
+            return _failure(error), True, False  # the tool cancelled something of its own
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever it raises is for the model to read)
+            return _failure(error), True, False
 
 
 def tool_message(result: ToolResult) -> Message:
@@ -180,7 +184,9 @@ def _mistake(written: ToolCall, tool: Tool | None, tools: Mapping[str, Tool]) ->
         if name not in properties:
             wrong.append(f"there is no argument {name!r}")
         elif not (_fits(value, properties[name]) or (value is None and name not in required)):
-            wrong.append(f"the argument {name!r} must be {_wanted(properties[name])}, not {value!r}")
+            wrong.append(
+                f"the argument {name!r} must be {_wanted(properties[name])}, not {reprlib.repr(value)}"
+            )
     if not wrong:
         return None
     takes = ", ".join(f"{name} ({_wanted(schema)})" for name, schema in properties.items())
@@ -222,13 +228,9 @@ def _wanted(schema: Mapping[str, Any]) -> str:
     return " or ".join(names) if isinstance(names, list) else str(names)
 
 
-def _failure(text: str) -> str | list[dict[str, Any]]:
-    return render(f"Error: {text}")
-
-
-def _describe(error: BaseException) -> str:
-    """Class and text, also of exceptions that cannot print themselves."""
-    return "".join(traceback.format_exception_only(error)).strip()
+def _failure(error: BaseException) -> str | list[dict[str, Any]]:
+    """Class and text of an exception for the model, also of one that cannot print itself."""
+    return render("Error: " + "".join(traceback.format_exception_only(error)).strip())
 
 
 def _being_cancelled() -> bool:

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import logging
 import math
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -71,7 +72,7 @@ class RewardFunction:
         if number is None or math.isinf(number):
             raise RewardError(
                 f"the reward function {self.name!r} must return a list of {count} finite numbers or "
-                f"None, but entry {index} is {value!r}"
+                f"None, but entry {index} is {reprlib.repr(value)}"
             )
         if not math.isnan(number):
             return number
@@ -101,4 +102,4 @@ def _shown(returned: Any) -> str:
         return f"a {type(returned).__name__} of shape {tuple(returned.shape)}"
     if isinstance(returned, list | tuple):
         return f"{len(returned)} entries"
-    return f"{type(returned).__name__} {returned!r}"
+    return f"{type(returned).__name__} {reprlib.repr(returned)}"

@@ -255,8 +255,7 @@ def _sources(reward_funcs: RewardSource | Sequence[RewardSource] | None) -> list
     for source in sources:
         if not (isinstance(source, str) or callable(source)):
             raise ConfigurationError(
-                f"`reward_funcs` holds {source!r}, which is neither a function nor a sequence classifier or the "
-                "name of one"
+                f"`reward_funcs` holds {source!r}, which is no function, sequence classifier or name of one"
             )
     return sources
 
