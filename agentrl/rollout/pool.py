@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from agentrl.errors import ConfigurationError, RolloutError, ToolDefinitionError
+from agentrl.errors import ConfigurationError, ToolDefinitionError
 from agentrl.rollout.environments import (
     EnvironmentSpec,
     apply_observation,
@@ -46,7 +46,7 @@ class EnvironmentPool:
         self._factories: dict[str | None, Factory] = {}
         self._idle: dict[str | None, list[Any]] = {}
         self._leased: dict[int, tuple[EnvironmentSpec, Any]] = {}
-        self._closed = False
+        self._closings = 0
         self.specs: dict[str | None, EnvironmentSpec] = {}
         for name, factory in factories.items() if isinstance(factories, Mapping) else [(None, factories)]:
             probe = _probe(name, factory)
@@ -95,13 +95,10 @@ class EnvironmentPool:
 
         Raises:
             ConfigurationError: There is no environment of that name.
-            RolloutError: The pool is closed.
         """
         spec = self.spec(name)
         while True:
             with self._lock:
-                if self._closed:
-                    raise RolloutError(f"the environment {spec.class_name} was asked for after closing")
                 if idle := self._idle[spec.name]:
                     instance = idle.pop()
                     self._leased[id(instance)] = spec, instance
@@ -142,9 +139,9 @@ class EnvironmentPool:
             await self._close(instance)
 
     async def close(self) -> None:
-        """Close every instance once, leased ones too; idempotent."""
+        """Close every instance once, leased ones too; a later `acquire` makes new ones."""
         with self._lock:
-            self._closed = True
+            self._closings += 1
             instances = [instance for idle in self._idle.values() for instance in idle]
             instances += [instance for _, instance in self._leased.values()]
             self._idle = {name: [] for name in self._idle}
@@ -155,9 +152,10 @@ class EnvironmentPool:
         return self._leased[id(instance)][0]
 
     def _create(self, name: str | None) -> None:
+        closings = self._closings
         instance = self._factories[name]()
         with self._lock:
-            if not self._closed:
+            if closings == self._closings:
                 self._idle[name].append(instance)
                 return
         asyncio.run(_close(instance))  # nobody waits any more: the pool was closed while the factory ran

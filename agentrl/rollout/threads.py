@@ -52,10 +52,7 @@ class Threads:
     def __init__(self, max_threads: int = MAX_THREADS) -> None:
         self._max_threads = max_threads
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._idle = 0
-        self._closed = False
+        self._crew = _Crew()
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a sync function in a thread that sees the caller's context variables.
@@ -65,39 +62,49 @@ class Threads:
         loop = asyncio.get_running_loop()
         pending = _Call(functools.partial(function, *args, **kwargs), loop, loop.create_future())
         with self._lock:
-            if self._closed:
-                raise RuntimeError(f"cannot call {function!r}: the threads for tools are closed")
-            if self._idle:
-                self._idle -= 1
-            elif len(self._threads) < self._max_threads:
-                thread = threading.Thread(target=self._work, name="agentrl-call", daemon=True)
-                self._threads.append(thread)
+            crew = self._crew
+            if crew.idle:
+                crew.idle -= 1
+            elif len(crew.threads) < self._max_threads:
+                thread = threading.Thread(target=self._work, args=(crew,), name="agentrl-call", daemon=True)
+                crew.threads.append(thread)
                 thread.start()
-            self._calls.put(pending)
+            crew.calls.put(pending)
         value, error = await pending.answer
         if error is not None:
             raise error
         return value
 
     def close(self) -> None:
-        """End the threads; those still inside a call after `CLOSE_SECONDS` are left behind. Idempotent."""
+        """End the threads; those still inside a call after `CLOSE_SECONDS` are left behind.
+
+        A later call starts new threads.
+        """
         with self._lock:
-            self._closed = True
-            threads, self._threads = self._threads, []
-        for _ in threads:
-            self._calls.put(None)
+            crew, self._crew = self._crew, _Crew()
+        for _ in crew.threads:
+            crew.calls.put(None)
         deadline = time.monotonic() + CLOSE_SECONDS
-        for thread in threads:
+        for thread in crew.threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if busy := sum(thread.is_alive() for thread in threads):
+        if busy := sum(thread.is_alive() for thread in crew.threads):
             logger.warning("%d call(s) of tools or environments still run in threads at closing", busy)
 
-    def _work(self) -> None:
-        while (pending := self._calls.get()) is not None:
+    def _work(self, crew: _Crew) -> None:
+        while (pending := crew.calls.get()) is not None:
             pending.run()
             del pending  # an idle thread must not keep the last call's arguments alive
             with self._lock:
-                self._idle += 1
+                crew.idle += 1
+
+
+class _Crew:
+    """The threads between two closings, and their queue: a thread left behind never takes a later crew's calls."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self.idle = 0
 
 
 class _Call:

@@ -7,7 +7,7 @@ runs with the same seed must give the same results; async methods overlap as the
 
 What the model gets wrong goes back to it as text and counts as failed: an unreadable call, an unknown tool,
 wrong arguments, any exception that the tool raises (`SystemExit` included). `EpisodeDone` ends the episode.
-`KeyboardInterrupt` and the cancellation of the rollout pass through.
+`EnvironmentFailure`, `KeyboardInterrupt` and the cancellation of the rollout pass through.
 
 Arguments are checked against the schema, not converted: names, and the type of each value as JSON has it (an
 integer may be written `3.0`; null is fine for what may be left out; the inside of lists and objects is the
@@ -27,7 +27,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.errors import ToolDefinitionError
+from agentrl.errors import EnvironmentFailure, ToolDefinitionError
 from agentrl.rollout.results import render
 from agentrl.rollout.schemas import function_name, tool_schema
 from agentrl.rollout.threads import Threads, call, is_async
