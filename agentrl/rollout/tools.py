@@ -161,6 +161,8 @@ class ToolRunner:
             if _being_cancelled():
                 raise
             return _failure(error), True, False  # the tool cancelled something of its own
+        except EnvironmentFailure:
+            raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever it raises is for the model to read)
             return _failure(error), True, False
 
