@@ -100,16 +100,17 @@ def training_template(family: Family, own: Render) -> str:
     """
     folder = importlib.resources.files("agentrl.chat_templates")
     source = folder.joinpath(family.training_template).read_text(encoding="utf-8")
-    default = json.dumps(_default_system(own))
+    system = _default_system(own)
+    default = "none" if system is None else json.dumps(system)
     return f"{{%- set default_system = {default} -%}}\n{source}"
 
 
-def _default_system(own: Render) -> str:
-    """The system prompt that a template writes for a conversation without one."""
+def _default_system(own: Render) -> str | None:
+    """The system prompt that a template writes for a conversation without one, None where it writes none."""
     user = {"role": "user", "content": "probe"}
     system = {"role": "system", "content": "probe_system"}
-    header, footer = own([system, user], None, False).split("probe_system", 1)
+    header, found, footer = own([system, user], None, False).partition("probe_system")
     text = own([user], None, False)
-    if not text.startswith(header) or not text.endswith(footer):
-        return ""
+    if not found or not text.startswith(header) or not text.endswith(footer):
+        return None
     return text[len(header) : len(text) - len(footer)]

@@ -103,7 +103,7 @@ def _text(index: int, message: Message) -> str:
     if len(texts) != len(blocks):
         raise TemplateError(
             f"message {index} ({message.get('role')}) has content blocks that are not text: "
-            f"{str(content)[:200]}. A tokenizer renders text only; give the content as a string or as text blocks."
+            f"{str(content)[:200]}. A tokenizer renders text only; give a string or text blocks."
         )
     return "".join(texts)
 

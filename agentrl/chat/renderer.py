@@ -70,8 +70,8 @@ class Renderer:
         if tools and (self._format is None or self._format.calls is None):
             raise TemplateError(
                 "It is not known how this model writes tool calls: its chat template is of no known family "
-                "and does not write them as JSON objects between fixed markers. Set `tokenizer.response_template` "
-                "(see the chat response parsing guide of transformers)."
+                "and does not write them as JSON objects between fixed markers. Set "
+                "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._added_tokens = added_tokens(tokenizer)
         self._turns: dict[tuple[Any, ...], str] = {}

@@ -92,7 +92,7 @@ COMPACT_TEMPLATE = """
 {%- endfor -%}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}
 """
-"""Like Qwen's format, but short: a tool is one line `name(argument, ...)`. For tiny models that read bytes."""
+"""Like Qwen's format, but short: a tool is one line `name(argument, ...)`. For tiny models of bytes."""
 
 
 def fix_tokenizer(template: str = "t0") -> PreTrainedTokenizerFast:
