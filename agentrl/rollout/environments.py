@@ -178,8 +178,8 @@ def apply_observation(prompt: Prompt | None, observation: Any, class_name: str) 
     kind = _observation_kind(observation)
     if kind is None:
         raise ToolDefinitionError(
-            f"{class_name}.reset gave back {reprlib.repr(observation)}; it may give back None, a string, a list "
-            'of content blocks such as {"type": "text", "text": ...} or a list of messages with a "role"'
+            f"{class_name}.reset gave back {reprlib.repr(observation)}; it may give back None, a string, a "
+            'list of content blocks such as {"type": "text", "text": ...} or a list of messages with a "role"'
         )
     if isinstance(prompt, str):
         if kind != "text":
