@@ -33,8 +33,8 @@ def result(index, text="5"):
 
 
 def conversations():
-    """Prompts as a sampler sees them: with and without system, history, reasoning, one to three tool rounds."""
-    systems = [[], [{"role": "system", "content": "Be brief.\n"}], [{"role": "system", "content": ""}]]
+    """Prompts as a sampler sees them: with and without history and reasoning, up to two tool rounds."""
+    systems = [[], *([{"role": "system", "content": text}] for text in ("Be brief.\n", ""))]
     histories = [
         [],
         [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}],
