@@ -289,7 +289,8 @@ class RolloutTrainer(Trainer):
         prefix = kwargs.get("metric_key_prefix", "eval")
         output = super().evaluation_loop(*args, **kwargs)
         metrics = self._metrics[False].reduce(self.args.world_size)
-        output.metrics |= {f"{prefix}_{name}": value for name, value in metrics.items()}
+        assert output.metrics is not None
+        output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         self._show_completions(train=False)
         return output
 
