@@ -24,6 +24,7 @@ from agentrl.objectives.advantages import combine_rewards, reward_statistics
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
+from agentrl.training.arguments import as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
@@ -97,7 +98,7 @@ class Collector:
         model = trainer.accelerator.unwrap_model(trainer.model)
         self.renderer = Renderer(
             trainer.processing_class,
-            template_kwargs=args.chat_template_kwargs,
+            template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(model),
         )
@@ -137,7 +138,7 @@ class Collector:
             processing_classes=reward_processing_classes,
             environments=None if pool is None else pool.reward_owners,
             columns=None if rollout_func is not None else columns,
-            model_init_kwargs=args.model_init_kwargs,
+            model_init_kwargs=as_dict(args.model_init_kwargs),
             trust_remote_code=args.trust_remote_code,
         )
         self.rewards.to(args.device)

@@ -177,8 +177,10 @@ class ScheduleLoader(DataLoader[ScheduledStep]):
 
     def set_epoch(self, epoch: int) -> None:
         """Called by `transformers.Trainer` before each epoch."""
-        target = self.dataset if isinstance(self.dataset, Stream) else self.batch_sampler
-        target.set_epoch(epoch)  # type: ignore[union-attr]
+        if isinstance(self.dataset, Stream):
+            self.dataset.set_epoch(epoch)
+        elif isinstance(self.batch_sampler, _EpochBatches):
+            self.batch_sampler.set_epoch(epoch)
 
 
 class _EpochBatches:
@@ -217,7 +219,7 @@ def make_loader(schedule: Schedule | Stream, *, workers: int = 0, **worker_optio
         return ScheduleLoader(schedule, batch_size=None)
     return ScheduleLoader(
         schedule,
-        batch_sampler=_EpochBatches(len(schedule)),  # type: ignore[arg-type]
+        batch_sampler=_EpochBatches(len(schedule)),
         collate_fn=_only_item,
         num_workers=workers,
         **(worker_options if workers else {}),

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -392,7 +393,7 @@ def test_h08_the_prompt_column_and_missing_environments_are_no_columns() -> None
 
 def test_h06_environments_alone_give_the_reward(caplog: pytest.LogCaptureFixture) -> None:
     rewards = RewardSet(None, environments={None: "Env"})
-    rows = [trajectory(reward=1.0), trajectory(reward=None)]
+    rows = [trajectory(reward=1.0, name="whatever"), trajectory(reward=None)]
     with caplog.at_level(logging.WARNING):
         assert rewards.compute(rows) == [[1.0], [None]]
     assert (rewards.names, rewards.weights) == (["Env"], [1.0])
@@ -474,6 +475,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = ["<pad>", "<e>", "<u>", *"abcdefgh", "user", "assistant", "tool", "<s>"]
     raw = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<u>"))
     raw.pre_tokenizer = WhitespaceSplit()
+    raw.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", words.index("<s>"))])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<e>", unk_token="<u>")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' <e> ' }}{% endfor %}"
