@@ -54,17 +54,30 @@ def _default(field: dataclasses.Field) -> object:
     return field.default if factory is dataclasses.MISSING else factory()
 
 
+INERT = ("vllm_", "sapo_", "vespo_", "entropy_", "ref_model_")
+"""Beginnings of the names that mean nothing as long as what they belong to is refused."""
+
+
+def _works(field: dataclasses.Field) -> bool:
+    return field.name not in REFUSED and not field.name.startswith(INERT)
+
+
 def _arguments(config: type, *, without: type) -> str:
     """The arguments of a configuration that another one lacks or has with another default."""
     known = {field.name: _default(field) for field in dataclasses.fields(without)}
     rows = [
         (f"`{field.name}`", f"`{_default(field)!r}`", field.metadata["help"])
         for field in dataclasses.fields(config)
-        if field.name not in REFUSED
-        and not field.name.startswith("vllm_")
-        and (field.name not in known or known[field.name] != _default(field))
+        if _works(field) and (field.name not in known or known[field.name] != _default(field))
     ]
     return _table(("argument", "default", "meaning"), rows)
+
+
+def _grpo_only() -> str:
+    """What RLOO has not."""
+    rloo = {field.name for field in dataclasses.fields(RLOOConfig)}
+    names = [f"`{field.name}`" for field in dataclasses.fields(GRPOConfig) if field.name not in rloo and _works(field)]
+    return ", ".join(names) + ".\n"
 
 
 def _write_tables(app: object = None) -> None:
@@ -72,6 +85,7 @@ def _write_tables(app: object = None) -> None:
     tables = {
         "refused.md": _refused(),
         "grpo_arguments.md": _arguments(GRPOConfig, without=TrainingArguments),
+        "grpo_only.md": _grpo_only(),
         "rloo_arguments.md": _arguments(RLOOConfig, without=GRPOConfig),
     }
     for name, text in tables.items():
