@@ -147,16 +147,6 @@ class RewardSet:
             logger.warning("%d of %d rollouts got a reward from none of %s", unscored, len(rows), self.names)
         return rewards
 
-    def totals(self, rewards: Sequence[Sequence[float | None]]) -> list[float | None]:
-        """The weighted sum of each row over the sources that apply, None where none does."""
-        totals: list[float | None] = []
-        for row in rewards:
-            terms = [
-                weight * value for weight, value in zip(self.weights, row, strict=True) if value is not None
-            ]
-            totals.append(sum(terms) if terms else None)
-        return totals
-
     def metrics(self, rewards: Sequence[Sequence[float | None]]) -> dict[str, float]:
         """`rewards/{name}/mean` and `/std` over the rows where the source applied; none where it never did.
 
