@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from agentrl.chat.messages import clean_columns
 from agentrl.errors import ConfigurationError
 from agentrl.types import Task, derive_seed
 
@@ -176,8 +177,10 @@ class ScheduleLoader(DataLoader[ScheduledStep]):
 
     def set_epoch(self, epoch: int) -> None:
         """Called by `transformers.Trainer` before each epoch."""
-        target = self.dataset if isinstance(self.dataset, Stream) else self.batch_sampler
-        target.set_epoch(epoch)  # type: ignore[union-attr]
+        if isinstance(self.dataset, Stream):
+            self.dataset.set_epoch(epoch)
+        elif isinstance(self.batch_sampler, _EpochBatches):
+            self.batch_sampler.set_epoch(epoch)
 
 
 class _EpochBatches:
@@ -216,7 +219,7 @@ def make_loader(schedule: Schedule | Stream, *, workers: int = 0, **worker_optio
         return ScheduleLoader(schedule, batch_size=None)
     return ScheduleLoader(
         schedule,
-        batch_sampler=_EpochBatches(len(schedule)),  # type: ignore[arg-type]
+        batch_sampler=_EpochBatches(len(schedule)),
         collate_fn=_only_item,
         num_workers=workers,
         **(worker_options if workers else {}),
@@ -230,7 +233,7 @@ def make_tasks(step: ScheduledStep, shape: Shape, seed: int) -> list[Task]:
         position, member = divmod(row, shape.generations)
         if position not in step.rows:
             continue  # the last window of an evaluation may be short
-        columns = dict(step.rows[position])
+        columns = clean_columns(step.rows[position])
         tasks.append(
             Task(
                 group=f"{step.window[0]}.{step.window[1]}.{position}",
