@@ -87,7 +87,7 @@ def test_h11_settings_that_change_what_a_sample_is_are_refused(name):
 
 def test_an_exception_reaches_the_requests_and_the_generator_goes_on(generators):
     generator = generators(PlainGenerator(tiny_model("llama", vocab_size=64)))
-    with pytest.raises(GenerationError, match="'bad'.*IndexError"):
+    with pytest.raises(GenerationError, match=r"'bad'.*IndexError"):
         run(generator.sample("bad", [3, 400], SamplingParams(max_tokens=2)))
     run(generator.sample("good", [3, 4], SamplingParams(max_tokens=2)))
 
