@@ -55,11 +55,11 @@ class ContinuousGenerator(ThreadedGenerator):
         for name in given:
             if name not in known:
                 raise ConfigurationError(
-                    f"transformers_continuous_batching_config: {name!r} is no field of ContinuousBatchingConfig"
+                    f"transformers_continuous_batching_config: ContinuousBatchingConfig has no field {name!r}"
                 )
         if not given.get("return_logprobs", True):
             raise ConfigurationError(
-                "transformers_continuous_batching_config: return_logprobs is False; training needs the logprobs"
+                "transformers_continuous_batching_config: return_logprobs is False, but training needs them"
             )
         if reason := refuses(model):
             raise ConfigurationError(
