@@ -1,10 +1,10 @@
 """What keeping keys and values between turns saves, against prefilling the whole conversation at each turn.
 
 A group of 8 rollouts plays 6 turns; after each turn comes a tool result of about 200 tokens. One side is the
-local generator. The other side does what TRL's trainer does: `model.generate` on the left-padded batch of whole
-conversations. Both sample the same number of tokens a turn (no id stops) and alternate in the same process, so
-that other load on the machine meets both alike. Printed are wall times, CPU times (all threads) and how many
-tokens the local generator prefilled for each token that it had to.
+local generator. The other side does what TRL's trainer does: `model.generate` on the left-padded batch of
+whole conversations. Both sample the same number of tokens a turn (no id stops) and alternate in the same
+process, so that other load on the machine meets both alike. Printed are wall times, CPU times (all threads)
+and how many tokens the local generator prefilled for each token that it had to.
 
     python benchmarks/kv_reuse.py            # a random model of SmolLM2-135M's size
     python benchmarks/kv_reuse.py --small    # a model of 3M parameters, under a minute
@@ -148,10 +148,11 @@ def main() -> None:
     generator.close()
     prefilled = generator.stats.prefilled_tokens
     print(f"prefilled {prefilled} tokens of {needed} unique ones: {prefilled / needed:.3f}")
-    print(
-        f"wall time {whole_cost.wall:.1f} s / {kept_cost.wall:.1f} s = {whole_cost.wall / kept_cost.wall:.2f}x"
-    )
-    print(f"CPU time {whole_cost.cpu:.1f} s / {kept_cost.cpu:.1f} s = {whole_cost.cpu / kept_cost.cpu:.2f}x")
+    for name, whole_s, kept_s in (
+        ("wall", whole_cost.wall, kept_cost.wall),
+        ("CPU", whole_cost.cpu, kept_cost.cpu),
+    ):
+        print(f"{name} time {whole_s:.1f} s / {kept_s:.1f} s = {whole_s / kept_s:.2f}x")
 
 
 if __name__ == "__main__":
