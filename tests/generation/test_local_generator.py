@@ -271,7 +271,7 @@ def test_the_memory_is_free_when_the_last_session_is_released(generators):
 
 def test_training_mode_dropout_and_checkpointing_do_not_change_a_sample(generators):
     model = tiny_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     model.train()
     model.transformer.ln_f.eval()
     turns = play_many(generators(LocalGenerator(model)), 4)
