@@ -120,14 +120,14 @@ class ThreadedGenerator:
 
     def _serve(self) -> None:
         while not self._closed.is_set():
-            self._run_commands(wait=not self._core.busy)
-            if self._core.busy:
-                try:
+            try:
+                self._run_commands(wait=not self._core.busy)
+                if self._core.busy:
                     self._core.step()
-                except Exception as error:
-                    # The thread must live, and nobody may wait for ever.
-                    logger.exception("the generator failed; so do all its requests")
-                    self._core.fail(error)
+            except Exception as error:
+                # The thread must live, and nobody may wait for ever.
+                logger.exception("the generator failed; so do all its requests")
+                self._core.fail(error)
         self._run_commands(wait=False)
         self._core.fail(GenerationError("the generator was closed before the turn was finished"))
 
