@@ -117,7 +117,7 @@ class Collector:
             limits=Limits(
                 max_completion_length=args.max_completion_length,
                 max_context=self.generator.max_context,
-                max_tool_iterations=getattr(args, "max_tool_calling_iterations", None),
+                max_tool_iterations=args.max_tool_calling_iterations,
             ),
             sampling=self.sampling,
         )
@@ -219,17 +219,24 @@ class Collector:
         parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
         parts += [([], [])] * (count - len(parts))
         config = self.trainer.model.config
-        multiple = self.args.pad_to_multiple_of
         return [
             collate(
                 rows,
                 pad_token_id=self.trainer.processing_class.pad_token_id,
                 trained=flags,
                 packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
-                pad_to_multiple_of=multiple if isinstance(multiple, int) else None,
+                pad_to_multiple_of=self._pad_multiple,
             )
             for rows, flags in parts
         ]
+
+    @property
+    def _pad_multiple(self) -> int | None:
+        """What lengths are rounded up to; Neuron devices compile once for each shape, so they get few of them."""
+        multiple = self.args.pad_to_multiple_of
+        if multiple == "auto":
+            return 128 if self.args.device.type == "neuron" else None
+        return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
         if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):
