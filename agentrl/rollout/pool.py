@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from agentrl.errors import ConfigurationError, ToolDefinitionError
+from agentrl.errors import ConfigurationError, RolloutError, ToolDefinitionError
 from agentrl.rollout.environments import (
     EnvironmentSpec,
     apply_observation,
@@ -95,10 +95,14 @@ class EnvironmentPool:
 
         Raises:
             ConfigurationError: There is no environment of that name.
+            RolloutError: The pool was closed meanwhile.
         """
         spec = self.spec(name)
+        closings = self._closings
         while True:
             with self._lock:
+                if closings != self._closings:
+                    raise RolloutError(f"the environment pool was closed while {spec.class_name} was being made")
                 if idle := self._idle[spec.name]:
                     instance = idle.pop()
                     self._leased[id(instance)] = spec, instance

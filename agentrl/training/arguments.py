@@ -313,6 +313,9 @@ class GRPOConfig(RolloutConfig):
         _require(self.loss_type in LOSS_TYPES, "loss_type", self.loss_type, f"one of {LOSS_TYPES}")
         level = self.importance_sampling_level
         _require(level in ("token", "sequence"), "importance_sampling_level", level, "'token' or 'sequence'")
+        if self.loss_type == "dr_grpo":
+            length = self.max_completion_length
+            _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
         iterations = self.max_tool_calling_iterations
         _require(
             iterations is None or iterations >= 0,

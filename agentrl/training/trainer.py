@@ -8,7 +8,6 @@ loss divides by is counted over all of them and all processes. Everything after 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -299,16 +298,23 @@ class RolloutTrainer(Trainer):
         super().log(clean_logs(logs), start_time)
 
     def close(self) -> None:
-        """Close environments, threads and the generator; idempotent. Also happens when `train` ends by an error."""
+        """Close environments, threads and the generator; whatever needs them later starts them again."""
         self.collector.close()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; see `transformers.Trainer.train`."""
+        """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error."""
         try:
             return super().train(*args, **kwargs)
-        except BaseException:
+        finally:
             self.close()
-            raise
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate; see `transformers.Trainer.evaluate`. Outside of `train` environments are closed at the end."""
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            if not self.is_in_train:
+                self.close()
 
     # Helpers ------------------------------------------------------------------------------------------------
 
@@ -368,10 +374,8 @@ class RolloutTrainer(Trainer):
         return inputs.to(self.args.device)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Estimate the operations of a micro-batch, for the trainer state."""
-        with contextlib.suppress(AttributeError):
-            return self.model.floating_point_ops({self.model.main_input_name: inputs.input_ids})
-        return 0
+        """Estimate the operations of a micro-batch: 6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361)."""
+        return 6 * self.model.num_parameters() * inputs.input_ids.numel()
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -651,8 +651,8 @@ def test_a_hung_tool_keeps_neither_closing_nor_the_process(tmp_path: Any) -> Non
     assert "1 call(s) of tools or environments still run" in done.stderr
 
 
-def test_calls_after_closing_are_refused() -> None:
+def test_calls_after_closing_start_new_threads() -> None:
     threads = Threads()
-    threads.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        asyncio.run(threads.run(add, 1))
+    for _ in range(2):
+        assert asyncio.run(threads.run(add, 1, 2)) == 3
+        threads.close()
