@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.helpers import (
+from tests.training.runs import (
     distance,
     length_and_ids,
     logged,
     make_trainer,
     rows,
-    run_world,
     step_logs,
     weights,
 )
+from tests.training.worlds import run_world
 
 SGD = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0}
 
@@ -82,7 +82,9 @@ def test_i05_accumulation_makes_the_update_of_one_batch(batch, tmp_path):
         options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
         for result in run_world(train, tmp_path / "two", "grpo", tmp_path / "two", options):
             assert distance(result["weights"], one["weights"]) < 1e-6
-            assert [log["loss"] for log in result["logs"]] == pytest.approx([log["loss"] for log in one["logs"]], abs=1e-6)
+            assert [log["loss"] for log in result["logs"]] == pytest.approx(
+                [log["loss"] for log in one["logs"]], abs=1e-6
+            )
 
 
 def expected_advantages(rewards: list[float], generations: int) -> list[float]:
@@ -99,9 +101,7 @@ def train_spanning(folder: Path) -> dict[str, Any]:
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [[0.0, 1.0], [5.0, -2.0]][rank]
 
-    trainer = make_trainer(
-        "grpo", folder, reward=reward, per_device_train_batch_size=2, num_generations=4, max_steps=1
-    )
+    trainer = make_trainer("grpo", folder, reward=reward, per_device_train_batch_size=2, num_generations=4, max_steps=1)
     collect = trainer.collector.collect
     windows = []
     trainer.collector.collect = lambda *a, **k: windows.append(collect(*a, **k)) or windows[-1]  # type: ignore[method-assign,func-returns-value]
@@ -235,7 +235,9 @@ def test_the_table_of_completions_has_each_row_once_in_order(tmp_path):
 def evaluate_few(folder: Path) -> dict[str, Any]:
     """Evaluate 3 rows in windows of 2: in the last one the second process has nothing to play."""
     keywords = {"eval_dataset": rows(3)}
-    trainer = make_trainer("grpo", folder, keywords=keywords, per_device_train_batch_size=2, per_device_eval_batch_size=2)
+    trainer = make_trainer(
+        "grpo", folder, keywords=keywords, per_device_train_batch_size=2, per_device_eval_batch_size=2
+    )
     return trainer.evaluate()
 
 

@@ -1,15 +1,8 @@
-"""What tests of whole training runs share: small trainers, and worlds of several processes."""
+"""Small training runs: a trainer of a tiny Llama that takes seconds, and what to ask it afterwards."""
 
 from __future__ import annotations
 
-import faulthandler
-import multiprocessing
-import os
-import pickle
 import random
-import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +21,13 @@ from agentrl.training.rloo import RLOOTrainer
 from agentrl.training.trainer import RolloutTrainer
 
 TRAINERS: dict[str, type[RolloutTrainer]] = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}
-WORLD_SECONDS = 60
-"""Longest life of a world of processes; a deadlock ends here, with the stack of every thread."""
 
 
 def rows(count: int) -> Dataset:
     """Prompts of different lengths, with the row's number as column `row`."""
-    return Dataset.from_dict({"prompt": [f"prompt {'x' * (i % 3)}{i}" for i in range(count)], "row": list(range(count))})
+    return Dataset.from_dict(
+        {"prompt": [f"prompt {'x' * (i % 3)}{i}" for i in range(count)], "row": list(range(count))}
+    )
 
 
 def length_and_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -134,72 +127,3 @@ def step_logs(trainer: RolloutTrainer) -> list[dict[str, Any]]:
 def logged(trainer: RolloutTrainer, name: str) -> list[Any]:
     """The values of one training metric, step by step; None where a log lacks it."""
     return [log.get(name) for log in step_logs(trainer)]
-
-
-# Worlds -------------------------------------------------------------------------------------------------------------
-
-
-def run_world(function: Callable[..., Any], folder: Path, *args: Any, world_size: int = 2) -> list[Any]:
-    """Call `function(*args)` in the processes of a new gloo world and return what each gave back.
-
-    Processes come from a fork server that has imported everything already, and meet at a file, so there is no port
-    to be taken. Whatever happens, none is alive when this returns.
-
-    Raises:
-        AssertionError: A process raised, died or was still busy after `WORLD_SECONDS`; carries its traceback.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.helpers", "peft"])
-    folder.mkdir(parents=True, exist_ok=True)
-    processes = [
-        context.Process(target=_member, args=(function, args, folder, rank, world_size), daemon=True)
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        _wait(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    results = []
-    for rank in range(world_size):
-        answer = folder / f"answer-{rank}"
-        if not answer.exists():
-            notes = "\n".join(f"[process {r}]\n{(folder / f'notes-{r}').read_text()}" for r in range(world_size))
-            raise AssertionError(f"process {rank} of {world_size} gave no answer\n{notes}")
-        results.append(pickle.loads(answer.read_bytes()))
-    return results
-
-
-def _wait(processes: list[Any]) -> None:
-    """Wait for all, or for the first that fails: the others would only wait for it."""
-    deadline = time.monotonic() + WORLD_SECONDS + 10
-    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
-        if any(process.exitcode for process in processes):
-            return
-        time.sleep(0.02)
-
-
-def _member(function: Callable[..., Any], args: tuple[Any, ...], folder: Path, rank: int, world_size: int) -> None:
-    os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
-    os.environ |= {name: str(world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-    torch.set_num_threads(1)
-    with (folder / f"notes-{rank}").open("w") as notes:
-        faulthandler.dump_traceback_later(WORLD_SECONDS, exit=True, file=notes)
-        try:
-            torch.distributed.init_process_group(
-                "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world_size
-            )
-            answer = pickle.dumps(function(*args))
-            torch.distributed.barrier()
-        except BaseException:
-            traceback.print_exc(file=notes)
-            notes.flush()
-            os._exit(1)
-        temporary = folder / f"part-{rank}"
-        temporary.write_bytes(answer)
-        temporary.rename(folder / f"answer-{rank}")
-        faulthandler.cancel_dump_traceback_later()
-    os._exit(0)  # without the goodbyes of gloo's and the generator's threads
