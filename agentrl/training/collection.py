@@ -328,15 +328,16 @@ class Collector:
         rewards: Sequence[Sequence[float | None]],
         advantages: list[float],
     ) -> None:
-        """Make this process's rows readable and add those of the others."""
+        """Make this process's rows readable and put them together with those of the others, in process order."""
         log.prompts = [readable(t.prompt) for t in trajectories]
         log.completions = [readable(t.completion) for t in trajectories]
         log.rewards = {name: [row[i] for row in rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
         if self.args.world_size > 1:
-            for part in gather_object([log])[: self.args.world_size]:
-                if part is not log:
-                    log.extend(part)
+            parts = gather_object([log])
+            log.clear()
+            for part in parts:
+                log.extend(part)
 
 
 @contextmanager

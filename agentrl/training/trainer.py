@@ -276,6 +276,8 @@ class RolloutTrainer(Trainer):
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
         self._note(window, train=False)
         batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
+        if not batch.rows:  # a last window so short that the other processes play it alone
+            return torch.zeros((), device=self.args.device), None, None
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
