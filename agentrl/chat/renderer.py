@@ -137,7 +137,7 @@ class Renderer:
         turn = self._turn_text(history, stand_in_tools)
         grown = self._template.render([*history, *results], stand_in_tools, True)
         text = cut_after_turn(turn, grown, self._end, last_id, self._added_tokens)
-        return list(self._encode_after(last_id if self._end.id is None else self._end.id, text))
+        return list(self._encode_after(self._end.anchor, text))
 
     def _turn_text(self, history: list[Message], tools: list[dict[str, Any]] | None) -> str:
         """Render a stand-in turn without what follows, or take it from the cache."""

@@ -33,6 +33,11 @@ class TurnEnd:
     id: int | None
     markers: frozenset[int] = frozenset()
 
+    @property
+    def anchor(self) -> int:
+        """An added token that can end a turn; text is tokenised alike after any of them."""
+        return min(self.markers) if self.id is None else self.id
+
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
     """Give a pattern that finds the tokenizer's added tokens in text, the longest first.

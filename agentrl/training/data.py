@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from agentrl.chat.messages import clean_columns
 from agentrl.errors import ConfigurationError
 from agentrl.types import Task, derive_seed
 
@@ -230,7 +231,7 @@ def make_tasks(step: ScheduledStep, shape: Shape, seed: int) -> list[Task]:
         position, member = divmod(row, shape.generations)
         if position not in step.rows:
             continue  # the last window of an evaluation may be short
-        columns = dict(step.rows[position])
+        columns = clean_columns(step.rows[position])
         tasks.append(
             Task(
                 group=f"{step.window[0]}.{step.window[1]}.{position}",

@@ -73,6 +73,11 @@ def test_keys_that_arrow_inserted_into_messages_are_dropped_c07():
     assert [clean_messages(messages) for messages in read] == [item["prompt"] for item in rows]
 
 
+def test_prompts_are_rendered_without_what_arrow_inserted_c07():
+    text = rendered("{{ call.function.arguments | tojson }}", {"name": "f", "arguments": {"a": 1, "b": None}})
+    assert '<b>assistant\n{"a": 1}<e>' in text
+
+
 def test_keys_that_arrow_inserted_into_columns_are_dropped_but_columns_stay_c07():
     rows = [{"answer": None, "setup": {"a": 1}}, {"answer": "x", "setup": {"b": [None, 2]}}]
     read = Dataset.from_list(rows)

@@ -33,8 +33,8 @@ def result(index, text="5"):
 
 
 def conversations():
-    """Prompts as a sampler sees them: with and without system, history, reasoning, one to three tool rounds."""
-    systems = [[], [{"role": "system", "content": "Be brief.\n"}], [{"role": "system", "content": ""}]]
+    """Prompts as a sampler sees them: with and without history and reasoning, up to two tool rounds."""
+    systems = [[], *([{"role": "system", "content": text}] for text in ("Be brief.\n", ""))]
     histories = [
         [],
         [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}],
@@ -52,11 +52,10 @@ def conversations():
                 messages.append({"role": "assistant", "content": content, **thought, "tool_calls": made})
                 messages += [result(index) for index in range(calls)]
             yield messages
-    yield [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "<think>\nr\n</think>\n\nx"},
-        result(0),
-    ]
+    inline = {"role": "assistant", "content": "<think>\nr\n</think>\n\nx"}
+    spaced = {"role": "assistant", "content": "\n\nx\n", "reasoning_content": "\nwhy\n"}
+    for turn in (inline, spaced):
+        yield [{"role": "user", "content": "q"}, turn, result(0)]
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
