@@ -8,6 +8,7 @@ has no targets.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Window:
 
     Attributes:
         identity: Which window it is.
+        rows: Rows of the whole batch, over all processes.
         batches: Its micro-batches, in order.
         metrics: Metrics of the whole batch, over all processes.
         own_metrics: What reward functions logged on this process.
@@ -58,6 +60,7 @@ class Window:
     """
 
     identity: Any
+    rows: int
     batches: list[MicroBatch]
     metrics: dict[str, float]
     own_metrics: list[tuple[str, float]]
@@ -75,7 +78,8 @@ class Collector:
         tools: Standalone tools.
         environment_factory: One factory, several by name, or None.
         rollout_func: Plays the episodes instead of the engine.
-        generator: A generator, or a function of the model that makes one; None makes one from the arguments.
+        generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
+            None makes one from the arguments.
         datasets: The datasets whose rows will be played, for checks.
     """
 
@@ -101,11 +105,15 @@ class Collector:
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(model),
         )
+        self._make_generator: Callable[[], Generator] | None = None
         self.generator: Generator
         if isinstance(generator, Generator):
             self.generator = generator
         else:
-            self.generator = generator(model) if generator is not None else make_generator(model, args)
+            make = generator or functools.partial(make_generator, args=args)
+            self._make_generator = functools.partial(make, model)
+            self.generator = self._make_generator()
+        self._closed = False
         self.sampling = SamplingParams(
             max_tokens=1,
             stop_ids=self.renderer.stop_ids,
@@ -190,6 +198,7 @@ class Collector:
             self._fill(log, trajectories, rewards, advantages_R.tolist())
         return Window(
             identity=identity,
+            rows=len(everywhere),
             batches=micro_batches,
             metrics=self._metrics(everywhere, total_R, group_R, kl_R),
             own_metrics=own_metrics,
@@ -201,14 +210,24 @@ class Collector:
         """Score a micro-batch under the distribution that the generator sampled from."""
         return score(model, batch, self.sampling)
 
+    def weights_changed(self) -> None:
+        """Take notice that the weights may have changed without an optimizer step."""
+        self._synced = None
+
     def close(self) -> None:
-        """Close environments, threads and the generator; a later `collect` starts them again."""
+        """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
-        self.generator.close()
+        if self._make_generator is not None:
+            self.generator.close()
+            self._closed = True
 
     # Playing ------------------------------------------------------------------------------------------------
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
+        if self._closed and self._make_generator is not None:
+            self.generator = self.engine.generator = self._make_generator()
+            self._closed = False
+            self._synced = None
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
