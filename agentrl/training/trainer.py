@@ -288,7 +288,7 @@ class RolloutTrainer(Trainer):
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
 
-    def evaluation_loop(self, dataloader: ScheduleLoader, *args: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; the metrics of the rollouts come with the loss.
 
         Metrics are means over rows, the loss over windows. Outside of `train` environments are closed at the end.
