@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import GenerationError
 from agentrl.generation.base import SamplingParams
 from agentrl.generation.sampling import draw, process_logits
 from agentrl.generation.slots import Session
-from agentrl.types import Sample
+from agentrl.generation.threaded import Answer
 
 _HEADROOM = 64
 """Positions that a row gets beyond its end, so that rows do not ask for room at every token."""
@@ -41,7 +40,7 @@ class Request:
     session: Session
     ids: list[int]
     params: SamplingParams
-    done: Callable[[Sample | GenerationError], None]
+    done: Answer
     arrival: int = 0
     version: int | None = None
     fed: int = 0
@@ -104,15 +103,3 @@ def _seen(request: Request, logits_RV: Tensor) -> Tensor:
         seen_V[request.session.row] = True
         request.seen = seen_V
     return request.seen
-
-
-def generation_error(request: Request, error: Exception) -> GenerationError:
-    """Say which turn an error has ended; a `GenerationError` says it already."""
-    if isinstance(error, GenerationError):
-        return error
-    wrapped = GenerationError(
-        f"session {request.session.name!r}: sampling failed after {len(request.sampled)} tokens of a row of "
-        f"{len(request.ids)}: {type(error).__name__}: {error}"
-    )
-    wrapped.__cause__ = error
-    return wrapped

@@ -88,7 +88,7 @@ class ModelRunner:
         tokens = int(free * _MEMORY_SHARE) // bytes_per_token
         return tokens, (
             f"{tokens} tokens: {_MEMORY_SHARE:.0%} of the {free / 2**30:.1f} GiB free on {self.device}, "
-            f"{bytes_per_token / 2**10:.1f} KiB a token"
+            f"{bytes_per_token / 2**10:.2f} KiB a token"
         )
 
     def _masks(self, position_BQ: Tensor, length: int) -> Tensor | dict[str, Tensor]:
@@ -113,14 +113,14 @@ class ModelRunner:
             if self.device.type == "cuda":  # the current device is a property of the thread
                 stack.enter_context(torch.cuda.device(self.device))
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_evaluating(self.model))
+            stack.enter_context(evaluating(self.model))
             if self._autocast is not None:
                 stack.enter_context(self._autocast())
             yield
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout and gradient checkpointing off; each module gets its own mode back afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:

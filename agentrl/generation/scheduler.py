@@ -5,19 +5,19 @@ The decoding rows hold the slots from 0 on, so that a decode step reads the cach
 that joins or leaves is moved there or away. Prompts go before decoding, so that decode batches are large. A
 request whose prompt begins like one that is being prefilled waits for it and copies the common part.
 
-Nothing here knows threads or event loops; `local.py` calls `step` from one thread as long as there is work.
+A `Core`: one thread calls `step` as long as there is work.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
-from agentrl.generation.requests import Request, draw_next, generation_error
+from agentrl.generation.requests import Request, draw_next
 from agentrl.generation.runner import ModelRunner
 from agentrl.generation.slots import Session, SlotPool, common_prefix
+from agentrl.generation.threaded import Answer, explain
 from agentrl.types import FinishReason, Sample
 
 _SHARED = 8
@@ -47,23 +47,15 @@ class Scheduler:
 
     # Commands ------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        name: str,
-        ids: list[int],
-        params: SamplingParams,
-        done: Callable[[Sample | GenerationError], None],
-    ) -> Request:
+    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> Request:
         """Queue a turn of a session."""
         session = self._sessions.setdefault(name, Session(name))
         request = Request(session, ids, params, done)
         if session.active:
-            raise GenerationError(
-                f"session {name!r} is already sampling a turn; wait for it before asking again"
-            )
+            raise GenerationError("it is still sampling a turn; await that one before the next")
         if request.most > self._pool.budget:
             raise GenerationError(
-                f"session {name!r}: {len(ids)} tokens and up to {params.max_tokens} new ones cannot fit into "
+                f"{len(ids)} tokens and up to {params.max_tokens} new ones cannot fit into "
                 f"the cache of {self._pool.budget} tokens; raise max_cache_tokens or shorten the completions"
             )
         self._turns += 1
@@ -100,7 +92,7 @@ class Scheduler:
         self._decoding.clear()
         self._pool.clear()
         for request in requests:
-            self._answer(request, generation_error(request, error))
+            self._answer(request, explain(request.session.name, error))
 
     def cancel(self, request: Request) -> None:
         """Drop a request without an answer; unknown and answered requests are ignored."""
@@ -206,7 +198,7 @@ class Scheduler:
             for request in batch:
                 self._leave(request)
                 self._pool.drop(request.session)
-                self._answer(request, generation_error(request, error))
+                self._answer(request, explain(request.session.name, error))
             return
         for request in reversed(batch):  # from the last slot on, so that a row is moved once at most
             if request in self._prefilling and request.remaining == 1:

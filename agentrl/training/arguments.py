@@ -79,8 +79,9 @@ class RolloutConfig(TrainingArguments):
     gradient_checkpointing: bool | None = _arg(
         True, "Recompute activations in the backward pass to save memory."
     )
-    bf16: bool | None = _arg(None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set.")
-    remove_unused_columns: bool | None = _arg(
+    bf16: bool | None = _arg(  # type: ignore[assignment]
+        None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set.")
+    remove_unused_columns: bool | None = _arg(  # type: ignore[assignment]
         False,
         "Keep only `prompt` (and `environment`): reward functions and reset() then see no other column.",
     )
@@ -357,3 +358,10 @@ def _device_has_bf16() -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
     return bool(getattr(torch, "xpu", None) and torch.xpu.is_available())
+
+
+def as_dict(value: dict[str, Any] | str | None) -> dict[str, Any] | None:
+    """Narrow an argument that a command line gives as JSON, which `TrainingArguments` has parsed by now."""
+    if value is None or isinstance(value, dict):
+        return value
+    raise ConfigurationError(f"expected a JSON object, not {value!r}.")

@@ -19,15 +19,16 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from agentrl.chat.renderer import Renderer
-from agentrl.generation.base import Generator, SamplingParams
-from agentrl.generation.factory import make_generator
+from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import combine_rewards, reward_statistics
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
+from agentrl.training.arguments import as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
+from agentrl.training.generators import generator_of, sampling_of
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import (
     RolloutRecord,
@@ -101,28 +102,20 @@ class Collector:
         model = trainer.accelerator.unwrap_model(trainer.model)
         self.renderer = Renderer(
             trainer.processing_class,
-            template_kwargs=args.chat_template_kwargs,
+            template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(model),
         )
         self._make_generator: Callable[[], Generator] | None = None
         self.generator: Generator
-        if isinstance(generator, Generator):
+        if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator = generator
         else:
-            make = generator or functools.partial(make_generator, args=args)
+            make = functools.partial(generator_of, trainer) if generator is None else generator
             self._make_generator = functools.partial(make, model)
             self.generator = self._make_generator()
         self._closed = False
-        self.sampling = SamplingParams(
-            max_tokens=1,
-            stop_ids=self.renderer.stop_ids,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            min_p=args.min_p,
-            repetition_penalty=args.repetition_penalty,
-        )
+        self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
             self.renderer,
@@ -145,7 +138,7 @@ class Collector:
             processing_classes=reward_processing_classes,
             environments=None if pool is None else pool.reward_owners,
             columns=None if rollout_func is not None else columns,
-            model_init_kwargs=args.model_init_kwargs,
+            model_init_kwargs=as_dict(args.model_init_kwargs),
             trust_remote_code=args.trust_remote_code,
         )
         self.rewards.to(args.device)

@@ -114,7 +114,7 @@ def readable(prompt: Prompt) -> str:
 
 def _readable_message(message: Message) -> str:
     parts = [f"<think>{message['reasoning_content']}</think>"] if message.get("reasoning_content") else []
-    parts += [_readable_content(message.get("content"))] if message.get("content") else []
+    parts += [_readable_content(message["content"])] if message.get("content") else []
     for call in message.get("tool_calls") or []:
         function = call.get("function", call)
         arguments = function.get("arguments")

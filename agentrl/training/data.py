@@ -226,7 +226,7 @@ def make_loader(schedule: Schedule | Stream, *, workers: int = 0, **worker_optio
         return ScheduleLoader(schedule, batch_size=None)
     return ScheduleLoader(
         schedule,
-        batch_sampler=_EpochBatches(len(schedule)),  # type: ignore[arg-type]
+        batch_sampler=_EpochBatches(len(schedule)),
         collate_fn=_only_item,
         num_workers=workers,
         **(worker_options if workers else {}),

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from agentrl.errors import ConfigurationError
-from agentrl.training.arguments import RolloutConfig
+from agentrl.training.arguments import RolloutConfig, as_dict
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def load_tokenizer(
             raise ConfigurationError(
                 "the model was not loaded from a name or a folder, so its tokenizer is unknown; pass processing_class."
             )
-        revision = (args.model_init_kwargs or {}).get("revision")  # type: ignore[union-attr]
+        revision = (as_dict(args.model_init_kwargs) or {}).get("revision")
         processing_class = AutoTokenizer.from_pretrained(
             name, trust_remote_code=args.trust_remote_code, **({"revision": revision} if revision else {})
         )
@@ -97,7 +97,7 @@ def declared_eos_ids(model: PreTrainedModel) -> set[int]:
 
 
 def _load_by_name(name: str, args: RolloutConfig, quantization_config: Any) -> PreTrainedModel:
-    kwargs: dict[str, Any] = {"dtype": "float32", **(args.model_init_kwargs or {})}  # type: ignore[dict-item]
+    kwargs: dict[str, Any] = {"dtype": "float32", **(as_dict(args.model_init_kwargs) or {})}
     kwargs["trust_remote_code"] = args.trust_remote_code
     if isinstance(kwargs["dtype"], str) and kwargs["dtype"] != "auto":
         kwargs["dtype"] = getattr(torch, kwargs["dtype"])

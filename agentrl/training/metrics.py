@@ -74,7 +74,7 @@ def length_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     terminated = [record.sampled_tokens for record in played if not record.truncated] or [0]
     metrics = {f"completions/{name}_length": value for name, value in _spread(lengths).items()}
     metrics |= {f"completions/{name}_terminated_length": value for name, value in _spread(terminated).items()}
-    metrics["completions/clipped_ratio"] = float(np.mean([record.truncated for record in played] or [0.0]))
+    metrics["completions/clipped_ratio"] = float(np.mean([record.truncated for record in played] or [False]))
     return metrics
 
 
@@ -168,7 +168,7 @@ def to_number(value: Any) -> float | None:
 
 def clean_logs(logs: dict[str, Any]) -> dict[str, Any]:
     """Make logs writable as strict JSON: scalars become Python numbers, NaN and infinities are left out."""
-    cleaned = {}
+    cleaned: dict[str, Any] = {}
     for name, value in logs.items():
         if isinstance(value, str):
             cleaned[name] = value

@@ -119,8 +119,8 @@ class RewardSet:
             trainer_state: Handed to the functions.
             log_extra: Takes a column name and R values.
             log_metric: Takes a metric's name and value.
-            run: Runs a coroutine to its end, for the async functions. Clients that they keep between calls
-                need the same event loop each time.
+            run: Runs a coroutine to its end, for the async functions. The default makes a new event loop: it
+                neither suits clients that they keep between calls nor works inside a running loop.
 
         Returns:
             R rows with one entry per source, None where it does not apply.
@@ -147,16 +147,6 @@ class RewardSet:
             logger.warning("%d of %d rollouts got a reward from none of %s", unscored, len(rows), self.names)
         return rewards
 
-    def totals(self, rewards: Sequence[Sequence[float | None]]) -> list[float | None]:
-        """The weighted sum of each row over the sources that apply, None where none does."""
-        totals: list[float | None] = []
-        for row in rewards:
-            terms = [
-                weight * value for weight, value in zip(self.weights, row, strict=True) if value is not None
-            ]
-            totals.append(sum(terms) if terms else None)
-        return totals
-
     def metrics(self, rewards: Sequence[Sequence[float | None]]) -> dict[str, float]:
         """`rewards/{name}/mean` and `/std` over the rows where the source applied; none where it never did.
 
@@ -171,14 +161,13 @@ class RewardSet:
         return metrics
 
     def _check_columns(self, columns: Collection[str]) -> None:
-        offered = (
-            (set(columns) - {"prompt"}) | KEYWORDS | ({"environments"} if self._has_environments else set())
-        )
+        keywords = KEYWORDS | ({"environments"} if self._has_environments else set())
+        offered = keywords | (set(columns) - {"prompt"})
         for reward in self.functions:
             if missing := [name for name in reward.requires if name not in offered]:
                 raise ConfigurationError(
                     f"the reward function {reward.name!r} needs {missing}, which is neither a dataset column "
-                    f"({sorted(columns)}) nor one of {sorted(offered - set(columns))}; add the column or "
+                    f"({sorted(columns)}) nor one of {sorted(keywords)}; add the column or "
                     "give the parameter a default"
                 )
 

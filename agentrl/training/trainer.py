@@ -52,6 +52,8 @@ class RolloutTrainer(Trainer):
     config_class: ClassVar[type[RolloutConfig]]
     algorithm: ClassVar[str]
     args: RolloutConfig
+    model: PreTrainedModel
+    processing_class: PreTrainedTokenizerBase
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class RolloutTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> ScheduleLoader:
         """Return the loader of evaluation windows; every row is played `num_generations_eval` times."""
         if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
+            eval_dataset = self.eval_dataset[eval_dataset]  # type: ignore[index]
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ConfigurationError("evaluation needs an eval_dataset.")
@@ -244,7 +246,7 @@ class RolloutTrainer(Trainer):
         tokens = torch.tensor(counts.tokens, device=device)
         return [dataclasses.replace(batch, denominators=counts) for batch in batches], tokens
 
-    def training_step(
+    def training_step(  # type: ignore[override]
         self, model: torch.nn.Module, inputs: MicroBatch, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run one micro-batch, and time the optimizer step with the last one."""
@@ -253,7 +255,7 @@ class RolloutTrainer(Trainer):
             self._metrics[True].add("step_time", time.perf_counter() - self._step_started)
         return loss
 
-    def compute_loss(
+    def compute_loss(  # type: ignore[override]
         self,
         model: torch.nn.Module,
         inputs: MicroBatch,
@@ -270,9 +272,10 @@ class RolloutTrainer(Trainer):
         if inputs.tokens:
             self._compare_with_sampler(scores, inputs, metrics)
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
+        assert inputs.denominators is not None
         return self.loss(scores, inputs, inputs.denominators, metrics)
 
-    def prediction_step(
+    def prediction_step(  # type: ignore[override]
         self, model: torch.nn.Module, inputs: ScheduledStep, *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
         """Play an evaluation window and return its loss."""
@@ -302,6 +305,7 @@ class RolloutTrainer(Trainer):
             if not self.is_in_train:
                 self.close()
         metrics = self._metrics[False].reduce(self.args.world_size)
+        assert output.metrics is not None
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         self._show_completions(train=False)
         return output._replace(num_samples=self.num_examples(dataloader) * self.args.eval_generations)

@@ -492,7 +492,7 @@ def test_an_instance_that_never_closes_is_left_behind(
         async def close(self) -> None:
             await asyncio.sleep(60)
 
-    asyncio.run(EnvironmentPool(Slow, threads).close())
+    asyncio.run(asyncio.wait_for(EnvironmentPool(Slow, threads).close(), 5))
 
 
 def test_release_works_from_another_thread(threads: Threads) -> None:
@@ -513,6 +513,10 @@ def test_g04_each_name_has_its_own_environment_and_tools(threads: Threads) -> No
     assert asyncio.run(main()) == ["Counter", "Talker", "Counter", "Talker"]
     assert [list(pool.tools(name)) for name in ("a", "b")] == [["inc"], ["say"]]
     assert pool.reward_owners == {"a": "Counter"}
+
+
+def test_a_single_environment_serves_every_name(threads: Threads) -> None:
+    assert EnvironmentPool(Counter, threads).spec("whatever").class_name == "Counter"
 
 
 def test_an_unknown_name_is_refused_listing_the_known_ones(threads: Threads) -> None:

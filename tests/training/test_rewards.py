@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from agentrl.errors import ConfigurationError, RewardError
+from agentrl.objectives.advantages import combine_rewards
 from agentrl.training.reward_functions import RewardFunction, distinct_names
 from agentrl.training.reward_models import RewardModel
 from agentrl.training.rewards import RewardSet
@@ -54,6 +56,13 @@ def trajectory(index: int = 0, *, outcome: Outcome = Outcome.FINISHED, **options
         outcome=outcome,
         **options,
     )
+
+
+def totals(rewards: RewardSet, table: list[list[float | None]]) -> list[float | None]:
+    """The weighted sums, as the trainer computes them."""
+    matrix = torch.tensor([[math.nan if value is None else value for value in row] for row in table])
+    summed = combine_rewards(matrix, torch.tensor(rewards.weights))
+    return [None if math.isnan(total) else pytest.approx(total) for total in summed.tolist()]
 
 
 ROWS = [trajectory(index) for index in range(4)]
@@ -291,7 +300,7 @@ def test_h01_the_mean_is_over_the_rows_that_were_scored() -> None:
     rewards = RewardSet(constant(0.0))
     table = [[1.0], [0.0], [None], [1.0]]
     assert rewards.metrics(table)["rewards/function/mean"] == pytest.approx(2 / 3)
-    assert rewards.totals(table) == [1.0, 0.0, None, 1.0]
+    assert totals(rewards, table) == [1.0, 0.0, None, 1.0]
 
 
 # Names, weights, columns
@@ -323,7 +332,7 @@ def test_distinct_names_never_collide_with_names_given() -> None:
 def test_h03_totals_are_weighted() -> None:
     rewards = RewardSet([constant(1.0), constant(0.0)], weights=[0.7, 0.3])
     table = rewards.compute(ROWS)
-    assert rewards.totals(table) == [0.7] * 4
+    assert totals(rewards, table) == [0.7] * 4
     metrics = rewards.metrics(table)
     assert (metrics["rewards/function/mean"], metrics["rewards/function_2/mean"]) == (1.0, 0.0)
 
@@ -392,7 +401,7 @@ def test_h08_the_prompt_column_and_missing_environments_are_no_columns() -> None
 
 def test_h06_environments_alone_give_the_reward(caplog: pytest.LogCaptureFixture) -> None:
     rewards = RewardSet(None, environments={None: "Env"})
-    rows = [trajectory(reward=1.0), trajectory(reward=None)]
+    rows = [trajectory(reward=1.0, name="whatever"), trajectory(reward=None)]
     with caplog.at_level(logging.WARNING):
         assert rewards.compute(rows) == [[1.0], [None]]
     assert (rewards.names, rewards.weights) == (["Env"], [1.0])
@@ -406,7 +415,7 @@ def test_each_environment_class_has_a_column_of_weight_one() -> None:
     table = rewards.compute(rows)
     assert (rewards.names, rewards.weights) == (["function", "Game", "Coding"], [2.0, 1.0, 1.0])
     assert table == [[5.0, 1.0, None], [5.0, 1.0, None], [5.0, None, 1.0], [5.0, None, None]]
-    assert rewards.totals(table) == [11.0, 11.0, 11.0, 10.0]
+    assert totals(rewards, table) == [11.0, 11.0, 11.0, 10.0]
 
 
 def test_rollouts_whose_environment_failed_are_not_scored(caplog: pytest.LogCaptureFixture) -> None:
@@ -474,6 +483,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     words = ["<pad>", "<e>", "<u>", *"abcdefgh", "user", "assistant", "tool", "<s>"]
     raw = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<u>"))
     raw.pre_tokenizer = WhitespaceSplit()
+    raw.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", words.index("<s>"))])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<e>", unk_token="<u>")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' <e> ' }}{% endfor %}"
