@@ -294,9 +294,11 @@ class RolloutTrainer(Trainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; the metrics of the rollouts come with the loss.
 
-        Metrics are means over rows, the loss over windows. Outside of `train` environments are closed at the end.
+        The metrics of windows are weighted by their rows, their losses alike. Outside of `train` environments are
+        closed at the end.
         """
         self._metrics[False] = MetricStore()
+        self._completions[False].clear()
         self.collector.weights_changed()  # by hand since the last rollouts, or by loading the best checkpoint
         prefix = kwargs.get("metric_key_prefix", "eval")
         try:

@@ -251,6 +251,33 @@ def test_k03_a_process_without_rows_in_the_last_evaluation_window(tmp_path):
         assert first[name] == pytest.approx(one[name], abs=1e-5), name
 
 
+def train_and_evaluate(folder: Path, batch: int) -> dict[str, Any]:
+    """Two steps with an evaluation of 3 rows after each."""
+    trainer = make_trainer(
+        "grpo",
+        folder,
+        keywords={"eval_dataset": rows(3)},
+        per_device_train_batch_size=batch,
+        per_device_eval_batch_size=batch,
+        eval_strategy="steps",
+        eval_steps=1,
+        **SGD,
+    )
+    trainer.train()
+    names = ("eval_reward", "eval_loss", "eval_entropy", "eval_completions/mean_length")
+    logs = [[log[name] for name in names] for log in trainer.state.log_history if "eval_reward" in log]
+    return {"weights": weights(trainer), "logs": logs}
+
+
+def test_two_processes_evaluate_between_steps(tmp_path):
+    one = train_and_evaluate(tmp_path / "one", 4)
+    assert len(one["logs"]) == 2
+    for result in run_world(train_and_evaluate, tmp_path / "two", tmp_path / "two", 2):
+        assert distance(result["weights"], one["weights"]) < 1e-6
+        for ours, whole in zip(result["logs"], one["logs"], strict=True):
+            assert ours == pytest.approx(whole, abs=2e-5)
+
+
 def train_and_resume(folder: Path) -> list[Any]:
     """Train 4 steps, of which the last 2 once more from a checkpoint; all with Adam."""
     options = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "dataset": rows(6)}

@@ -100,7 +100,7 @@ def test_l06_training_goes_on_in_training_mode_and_unchanged(tmp_path):
 
 
 def test_l07_evaluate_before_train_is_not_divided_by_accumulation(tmp_path):
-    """A policy that is uniform over the vocabulary, advantages of mean 0, beta 1: only the KL term is left."""
+    """With a loss of 1 for each token; the trainer has made no step that could tell it how many to divide by."""
     keywords = {"eval_dataset": rows(4)}
     options = {"gradient_accumulation_steps": 4, "per_device_eval_batch_size": 4}
     trainer = make_trainer("grpo", tmp_path, keywords=keywords, **options)
@@ -129,9 +129,12 @@ def test_l07_evaluate_then_train_then_evaluate(algorithm, tmp_path):
     assert after.keys() >= {"eval_loss", "eval_reward", "eval_reward_std", "eval_completions/mean_length", "epoch"}
 
 
-def test_evaluation_samples_with_the_weights_that_the_model_has(tmp_path):
-    """Also when they were changed by hand, between two evaluations at the same step."""
-    trainer = make_trainer("grpo", tmp_path, keywords={"eval_dataset": rows(2)}, generator=local)
+@pytest.mark.parametrize("own", [False, True])
+def test_evaluation_samples_with_the_weights_that_the_model_has(own, tmp_path):
+    """Also when they were changed by hand between two evaluations, and with a generator that the caller made."""
+    model = small_model()
+    generator = local(model) if own else local
+    trainer = make_trainer("grpo", tmp_path, model=model, keywords={"eval_dataset": rows(2)}, generator=generator)
     trainer.evaluate()
     trainer.model.load_state_dict(small_model(seed=3).state_dict())
     assert trainer.evaluate()["eval_sampling/sampling_logp_difference/max"] < 1e-4
