@@ -12,6 +12,8 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
 from agentrl.errors import ConfigurationError
+from agentrl.testing.scripted import ScriptedGenerator
+from agentrl.testing.tokenizers import EOS
 from agentrl.training.trainer import RolloutTrainer
 from tests.training.runs import (
     distance,
@@ -138,6 +140,36 @@ def test_evaluation_samples_with_the_weights_that_the_model_has(own, tmp_path):
     trainer.evaluate()
     trainer.model.load_state_dict(small_model(seed=3).state_dict())
     assert trainer.evaluate()["eval_sampling/sampling_logp_difference/max"] < 1e-4
+
+
+class Listening(ScriptedGenerator):
+    """Notes what it is told of the weights, and whether it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: [197, 198, EOS])
+        self.told: list[int] = []
+        self.closed = 0
+
+    def sync(self, weights_version: int) -> None:
+        self.told.append(weights_version)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_generator_is_told_when_the_weights_may_have_changed(tmp_path):
+    """Once a step, and at each call of the user: in between, weights may have been loaded. Closing is the maker's."""
+    generator = Listening()
+    keywords = {"eval_dataset": rows(4)}
+    trainer = make_trainer("grpo", tmp_path, keywords=keywords, generator=generator, per_device_eval_batch_size=4)
+    trainer.evaluate()
+    trainer.evaluate()
+    assert generator.told == [0, 0]
+    trainer.train()
+    assert generator.told == [0, 0, 0, 1]
+    trainer.evaluate()
+    assert generator.told == [0, 0, 0, 1, 2]
+    assert generator.closed == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"scale_rewards": "batch"}])
