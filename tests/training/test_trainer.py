@@ -47,7 +47,7 @@ def test_trainer_and_sampler_agree_J02_J03(cls, sampling, tmp_path):
 
 def test_they_agree_over_several_turns(tmp_path):
     trainer = make(GRPOTrainer, tmp_path, environment_factory=Game, config={"max_completion_length": 64})
-    trainer.collector.engine.generator = _Urged(trainer.collector.generator)
+    trainer.collector.engine.generator = _Urged(trainer.collector.generator, trainer.model)
     trainer.train()
     assert min(logged(trainer, "tools/call_frequency")) == 1.0
     assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
@@ -60,8 +60,9 @@ class _Urged:
     plain forward pass gives.
     """
 
-    def __init__(self, generator):
+    def __init__(self, generator, model):
         self.inner = generator
+        self.model = model
         self.stats = generator.stats
         self.seen = set()
 
@@ -73,7 +74,7 @@ class _Urged:
         self.seen.add(session)
         row = torch.tensor([[*ids, *CALL]])
         with torch.no_grad():
-            scores = self.inner._model(row).logits[0].log_softmax(-1)
+            scores = self.model(row).logits[0].log_softmax(-1)
         logprobs = [scores[len(ids) + i - 1, token].item() for i, token in enumerate(CALL)]
         return Sample(list(CALL), logprobs, FinishReason.STOP)
 
