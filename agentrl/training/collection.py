@@ -8,6 +8,7 @@ has no targets.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Window:
 
     Attributes:
         identity: Which window it is.
+        rows: Rows of the whole batch, over all processes.
         batches: Its micro-batches, in order.
         metrics: Metrics of the whole batch, over all processes.
         own_metrics: What reward functions logged on this process.
@@ -59,6 +61,7 @@ class Window:
     """
 
     identity: Any
+    rows: int
     batches: list[MicroBatch]
     metrics: dict[str, float]
     own_metrics: list[tuple[str, float]]
@@ -76,7 +79,8 @@ class Collector:
         tools: Standalone tools.
         environment_factory: One factory, several by name, or None.
         rollout_func: Plays the episodes instead of the engine.
-        generator: A generator, or a function of the model that makes one; None makes one from the arguments.
+        generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
+            None makes one from the arguments.
         datasets: The datasets whose rows will be played, for checks.
     """
 
@@ -102,12 +106,15 @@ class Collector:
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(model),
         )
-        if generator is None:
-            self.generator = generator_of(trainer, model)
-        elif isinstance(generator, Generator) and not isinstance(generator, type):
+        self._make_generator: Callable[[], Generator] | None = None
+        self.generator: Generator
+        if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator = generator
         else:
-            self.generator = generator(model)
+            make = functools.partial(generator_of, trainer) if generator is None else generator
+            self._make_generator = functools.partial(make, model)
+            self.generator = self._make_generator()
+        self._closed = False
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
@@ -184,6 +191,7 @@ class Collector:
             self._fill(log, trajectories, rewards, advantages_R.tolist())
         return Window(
             identity=identity,
+            rows=len(everywhere),
             batches=micro_batches,
             metrics=self._metrics(everywhere, total_R, group_R, kl_R),
             own_metrics=own_metrics,
@@ -195,14 +203,24 @@ class Collector:
         """Score a micro-batch under the distribution that the generator sampled from."""
         return score(model, batch, self.sampling)
 
+    def weights_changed(self) -> None:
+        """Take notice that the weights may have changed without an optimizer step."""
+        self._synced = None
+
     def close(self) -> None:
-        """Close environments, threads and the generator; a later `collect` starts them again."""
+        """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
-        self.generator.close()
+        if self._make_generator is not None:
+            self.generator.close()
+            self._closed = True
 
     # Playing ------------------------------------------------------------------------------------------------
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
+        if self._closed and self._make_generator is not None:
+            self.generator = self.engine.generator = self._make_generator()
+            self._closed = False
+            self._synced = None
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
@@ -329,15 +347,16 @@ class Collector:
         rewards: Sequence[Sequence[float | None]],
         advantages: list[float],
     ) -> None:
-        """Make this process's rows readable and add those of the others."""
+        """Make this process's rows readable and put them together with those of the others, in process order."""
         log.prompts = [readable(t.prompt) for t in trajectories]
         log.completions = [readable(t.completion) for t in trajectories]
         log.rewards = {name: [row[i] for row in rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
         if self.args.world_size > 1:
-            for part in gather_object([log])[: self.args.world_size]:
-                if part is not log:
-                    log.extend(part)
+            parts = gather_object([log])
+            log.clear()
+            for part in parts:
+                log.extend(part)
 
 
 @contextmanager

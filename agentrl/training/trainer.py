@@ -41,6 +41,7 @@ from agentrl.training.data import (
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.scoring import Scores
+from agentrl.types import derive_seed
 
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
 
@@ -216,6 +217,10 @@ class RolloutTrainer(Trainer):
         schedule = Schedule(rows, self.shape(train=False), seed=self.args.seed, shuffle=False, keep_last=True)
         return make_loader(schedule)
 
+    def get_test_dataloader(self, test_dataset: Any) -> ScheduleLoader:
+        """Return the loader of `predict`, which plays a dataset as evaluation does."""
+        return self.get_eval_dataloader(test_dataset)
+
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of rows behind a loader."""
         return getattr(dataloader.dataset, "num_rows", 0)
@@ -275,31 +280,47 @@ class RolloutTrainer(Trainer):
     ) -> tuple[Tensor, None, None]:
         """Play an evaluation window and return its loss."""
         shape = self.shape(train=False)
-        tasks = make_tasks(inputs, shape, seed=self.args.seed)
+        # Of their own, so that evaluation does not repeat the episodes that were trained on.
+        tasks = make_tasks(inputs, shape, seed=derive_seed(self.args.seed, "evaluation"))
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
         self._note(window, train=False)
         batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
+        if not batch.rows:  # a last window so short that the other processes play it alone
+            return torch.zeros((), device=self.args.device), None, None
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate; the metrics of the rollouts come with the loss."""
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; the metrics of the rollouts come with the loss.
+
+        The metrics of windows are weighted by their rows, their losses alike. Outside of `train` environments are
+        closed at the end.
+        """
         self._metrics[False] = MetricStore()
+        self._completions[False].clear()
+        self.collector.weights_changed()  # by hand since the last rollouts, or by loading the best checkpoint
         prefix = kwargs.get("metric_key_prefix", "eval")
-        output = super().evaluation_loop(*args, **kwargs)
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            if not self.is_in_train:
+                self.close()
         metrics = self._metrics[False].reduce(self.args.world_size)
         assert output.metrics is not None
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         self._show_completions(train=False)
-        return output
+        return output._replace(num_samples=self.num_examples(dataloader) * self.args.eval_generations)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, together with the metrics since the last training log."""
         if "loss" in logs:
             logs = {**logs, **self._metrics[True].reduce(self.args.world_size)}
             self._show_completions(train=True)
-        super().log(clean_logs(logs), start_time)
+        cleaned = clean_logs(logs)
+        super().log(cleaned, start_time)
+        if "epoch" in cleaned:  # `evaluate` gives back what it logged, and promises the epoch in it
+            logs["epoch"] = cleaned["epoch"]
 
     def close(self) -> None:
         """Close environments, threads and the generator; whatever needs them later starts them again."""
@@ -307,18 +328,16 @@ class RolloutTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error."""
+        # What an earlier call left belongs to other weights and other steps.
+        self._window = None
+        self._metrics[True] = MetricStore()
+        self._completions[True].clear()
+        self.collector.weights_changed()
         try:
             return super().train(*args, **kwargs)
         finally:
+            self.is_in_train = False
             self.close()
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate; see `transformers.Trainer.evaluate`. Outside of `train` environments are closed at the end."""
-        try:
-            return super().evaluate(*args, **kwargs)
-        finally:
-            if not self.is_in_train:
-                self.close()
 
     # Helpers ------------------------------------------------------------------------------------------------
 
@@ -355,7 +374,7 @@ class RolloutTrainer(Trainer):
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""
         metrics = self._metrics[train]
-        metrics.add_all(window.metrics)
+        metrics.add_all(window.metrics, weight=window.rows)
         for name, value in window.own_metrics:
             metrics.add(name, value)
         if train:
