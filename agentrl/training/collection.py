@@ -8,7 +8,6 @@ has no targets.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,15 +105,12 @@ class Collector:
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(model),
         )
-        self._make_generator: Callable[[], Generator] | None = None
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):
-            self.generator = generator
+            self.generator, self._owns_generator = generator, False
         else:
-            make = functools.partial(generator_of, trainer) if generator is None else generator
-            self._make_generator = functools.partial(make, model)
-            self.generator = self._make_generator()
-        self._closed = False
+            self.generator = generator_of(trainer, model) if generator is None else generator(model)
+            self._owns_generator = True
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
@@ -210,17 +206,12 @@ class Collector:
     def close(self) -> None:
         """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
-        if self._make_generator is not None:
+        if self._owns_generator:
             self.generator.close()
-            self._closed = True
 
     # Playing ------------------------------------------------------------------------------------------------
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
-        if self._closed and self._make_generator is not None:
-            self.generator = self.engine.generator = self._make_generator()
-            self._closed = False
-            self._synced = None
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
