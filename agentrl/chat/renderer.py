@@ -76,6 +76,7 @@ class Renderer:
         self._added_tokens = added_tokens(tokenizer)
         self._turns: dict[tuple[Any, ...], str] = {}
         # A cache on a method would keep its object alive.
+        self._encode = lru_cache(maxsize=_CACHED)(partial(_encode, tokenizer))
         self._encode_after = lru_cache(maxsize=_CACHED)(partial(_encode_after, tokenizer))
 
     def prompt_ids(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> list[int]:
@@ -102,7 +103,7 @@ class Renderer:
         messages = clean_messages(prompt)
         prefilled = bool(messages) and messages[-1].get("role") == "assistant"
         text = self._template.render(messages, tools, not prefilled, continue_last=prefilled)
-        return list(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+        return list(self._encode(text))  # the members of a group share their prompt
 
     def suffix_ids(
         self,
@@ -217,6 +218,11 @@ def _stand_in(assistant: Message) -> Message:
 def _stand_in_call(call: dict[str, Any]) -> dict[str, Any]:
     name = call.get("function", call).get("name")
     return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
+    """Encode rendered text, which holds its special tokens already."""
+    return tuple(tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
 
 
 def _encode_after(tokenizer: PreTrainedTokenizerBase, stop_id: int, text: str) -> tuple[int, ...]:
