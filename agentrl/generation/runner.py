@@ -112,7 +112,8 @@ def inference(
     """Run a model without gradients, dropout and gradient checkpointing.
 
     Gradients are off by `no_grad` and not by inference mode, so that nothing made here (a weight that
-    autocast has cast, say) is unusable for training afterwards. """
+    autocast has cast, say) is unusable for training afterwards.
+    """
     device = next(model.parameters()).device
     with ExitStack() as stack:
         if device.type == "cuda":  # the current device is a property of the thread
