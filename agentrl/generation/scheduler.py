@@ -120,10 +120,12 @@ class Scheduler:
         self._admit_again = False
         for request in list(self._waiting):
             session, prompt = request.session, request.session.row[:-1]
-            shared, donor = self._best_donor(prompt) if session.slot is None else (0, None)
-            coming = max((common_prefix(other.session.row, prompt) for other in self._prefilling), default=0)
-            if session.slot is None and coming >= shared + _SHARED:
-                continue  # until that one is prefilled
+            shared, donor = 0, None
+            if session.slot is None:
+                shared, donor = self._best_donor(prompt)
+                coming = [common_prefix(other.session.row, prompt) for other in self._prefilling]
+                if max(coming, default=0) >= shared + _SHARED:
+                    continue  # until that one is prefilled
             if not self._pool.hold(session, request.wanted, len(self._sessions)):
                 break
             self._waiting.remove(request)

@@ -172,9 +172,12 @@ class RolloutEngine:
         self._cancelled.clear()
         try:
             async with asyncio.TaskGroup() as group:
-                rollouts = [
-                    group.create_task(self._rollout(task, f"{run}/{i}")) for i, task in enumerate(tasks)
-                ]
+                rollouts = []
+                for i, task in enumerate(tasks):
+                    rollouts.append(group.create_task(self._rollout(task, f"{run}/{i}")))
+                    # One at a time: else every rollout would render and parse before the first tool starts, and
+                    # all tools would end together too, so that nothing of our own work hides behind them.
+                    await asyncio.sleep(0)
         except BaseExceptionGroup as errors:
             # One error ends them all; the others are mostly echoes of it.
             raise errors.exceptions[0] from errors.exceptions[0].__cause__

@@ -8,7 +8,6 @@ has no targets.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,15 +105,12 @@ class Collector:
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(model),
         )
-        self._make_generator: Callable[[], Generator] | None = None
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):
-            self.generator = generator
+            self.generator, self._owns_generator = generator, False
         else:
-            make = functools.partial(generator_of, trainer) if generator is None else generator
-            self._make_generator = functools.partial(make, model)
-            self.generator = self._make_generator()
-        self._closed = False
+            self.generator = generator_of(trainer, model) if generator is None else generator(model)
+            self._owns_generator = True
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
@@ -124,7 +120,7 @@ class Collector:
             limits=Limits(
                 max_completion_length=args.max_completion_length,
                 max_context=self.generator.max_context,
-                max_tool_iterations=getattr(args, "max_tool_calling_iterations", None),
+                max_tool_iterations=args.max_tool_calling_iterations,
             ),
             sampling=self.sampling,
         )
@@ -210,17 +206,12 @@ class Collector:
     def close(self) -> None:
         """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
-        if self._make_generator is not None:
+        if self._owns_generator:
             self.generator.close()
-            self._closed = True
 
     # Playing ------------------------------------------------------------------------------------------------
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
-        if self._closed and self._make_generator is not None:
-            self.generator = self.engine.generator = self._make_generator()
-            self._closed = False
-            self._synced = None
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
@@ -237,17 +228,24 @@ class Collector:
         parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
         parts += [([], [])] * (count - len(parts))
         config = self.trainer.model.config
-        multiple = self.args.pad_to_multiple_of
         return [
             collate(
                 rows,
                 pad_token_id=self.trainer.processing_class.pad_token_id,
                 trained=flags,
                 packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
-                pad_to_multiple_of=multiple if isinstance(multiple, int) else None,
+                pad_to_multiple_of=self._pad_multiple,
             )
             for rows, flags in parts
         ]
+
+    @property
+    def _pad_multiple(self) -> int | None:
+        """What lengths are rounded up to; Neuron devices compile once for each shape, so they get few of them."""
+        multiple = self.args.pad_to_multiple_of
+        if multiple == "auto":
+            return 128 if self.args.device.type == "neuron" else None
+        return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
         if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):

@@ -45,7 +45,7 @@ def generator_of(trainer: RolloutTrainer, model: PreTrainedModel) -> Generator:
     if args.use_transformers_continuous_batching:
         from agentrl.generation.continuous import ContinuousGenerator
 
-        return ContinuousGenerator(model, as_dict(args.transformers_continuous_batching_config))
+        return ContinuousGenerator(model, config=as_dict(args.transformers_continuous_batching_config))
     if special:
         logger.warning(
             "the trainer scores tokens without generation_kwargs %s: where they change the distribution, sampling "

@@ -78,7 +78,7 @@ class GRPOTrainer(RolloutTrainer):
             if batch.tokens:
                 kl_N = kl_k3(scores.logps_N.detach(), batch.ref_logps_N)
                 metrics.add("kl", kl_N.mean().item(), batch.tokens)
-        clip_metrics(surrogate, batch.row_N, batch.rows, metrics)
+        clip_metrics(surrogate, batch.row_N, batch.rows, metrics, level=args.importance_sampling_level)
         return token_loss(
             loss_N,
             batch.row_N,

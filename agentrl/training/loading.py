@@ -33,7 +33,7 @@ def load_model(
     Args:
         model: A hub name, a folder, a `PreTrainedModel` or a PEFT model.
         args: `model_init_kwargs`, `trust_remote_code`, `disable_dropout` and `use_cache` are read.
-        quantization_config: For loading by name; refused for a model object, which is loaded already.
+        quantization_config: For loading by name; ignored for a model object, which is loaded already.
         peft_config: Wraps the model in adapters.
 
     Raises:

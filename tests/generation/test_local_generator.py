@@ -271,7 +271,7 @@ def test_the_memory_is_free_when_the_last_session_is_released(generators):
 
 def test_training_mode_dropout_and_checkpointing_do_not_change_a_sample(generators):
     model = tiny_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     model.train()
     model.transformer.ln_f.eval()
     turns = play_many(generators(LocalGenerator(model)), 4)
@@ -313,3 +313,36 @@ def test_it_is_a_generator(generators):
 def test_sizes_are_checked(name):
     with pytest.raises(ConfigurationError, match=f"{name} is 0"):
         LocalGenerator(tiny_model("llama"), **{name: 0})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_limits_cancellations_and_new_weights_leave_every_turn_exact(seed, generators):
+    """Room for about three rows: growth, eviction, giving way, cancelling and `sync` in random order."""
+    model = tiny_model("mistral", initializer_range=0.2, seed=seed)
+    rng = random.Random(seed)
+    limits = {"max_cache_tokens": rng.randint(200, 300), "max_batch_tokens": rng.choice([5, 16, 4096])}
+    generator = generators(LocalGenerator(model, **limits))
+    turns = []
+
+    async def play(name):
+        row = [rng.randint(3, 63) for _ in range(rng.randint(1, 30))]
+        for _ in range(3):
+            params = SamplingParams(
+                max_tokens=rng.randint(1, 90), stop_ids=frozenset({5}), seed=rng.randint(0, 999)
+            )
+            asked = asyncio.create_task(generator.sample(name, row, params))
+            if rng.random() < 0.2:
+                await asyncio.sleep(rng.random() * 0.02)
+                asked.cancel()
+                await asyncio.wait([asked])
+            if asked.cancelled():
+                continue
+            sample = await asked
+            turns.append(Played(row + sample.ids, len(row), sample.logprobs, params))
+            row = turns[-1].row[:90]
+            if rng.random() < 0.3:
+                generator.sync(rng.randint(1, 9))
+        generator.release(name)
+
+    run(*(play(str(i)) for i in range(10)))
+    assert worst_error(model, turns) < 2e-5
