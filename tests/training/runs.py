@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
@@ -21,6 +23,14 @@ from agentrl.training.rloo import RLOOTrainer
 from agentrl.training.trainer import RolloutTrainer
 
 TRAINERS: dict[str, type[RolloutTrainer]] = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}
+
+
+def first_fast(cases: Iterable[Any], count: int) -> list[Any]:
+    """Cases of a parametrised test, of which all after the first `count` are slow."""
+    return [
+        pytest.param(case, marks=[pytest.mark.slow] if index >= count else [], id=str(case))
+        for index, case in enumerate(cases)
+    ]
 
 
 def rows(count: int) -> Dataset:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigurationError
 from agentrl.training.trainer import RolloutTrainer
-from tests.training.runs import distance, local, logged, make_trainer, rows, small_model, step_logs, weights
+from tests.training.runs import distance, first_fast, local, logged, make_trainer, rows, small_model, step_logs, weights
 from tests.training.worlds import run_world
 
 
@@ -41,7 +41,7 @@ KINDS = pytest.mark.parametrize("kind", ["config", "model"])
 
 
 @KINDS
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+@pytest.mark.parametrize("algorithm", first_fast(["grpo", "rloo"], 1))
 def test_only_the_adapters_train(kind, algorithm, tmp_path):
     trainer = peft_trainer(kind, tmp_path, algorithm=algorithm, beta=0.1)
     assert isinstance(trainer.model, PeftModel)
@@ -140,7 +140,7 @@ def test_a_checkpoint_holds_the_adapters_and_training_goes_on_from_it(tmp_path):
     torch.testing.assert_close(loaded.eval()(ids).logits, whole.model(ids).logits, atol=1e-5, rtol=1e-5)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", first_fast(["config", "model"], 1))
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_gradient_checkpointing_learns_the_same(kind, reentrant, tmp_path):
     """Re-entrant checkpoints need inputs that require gradients, which frozen embeddings do not give."""
@@ -214,7 +214,7 @@ def train_with_a_trained_head(folder: Path, checkpointing: bool, flat: bool) -> 
     }
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", first_fast([True, False], 1))
 def test_n06_unused_copies_of_a_trained_head_do_not_stop_two_processes(checkpointing, tmp_path):
     arguments = (tmp_path, checkpointing, True)
     first, second = run_world(train_with_a_trained_head, tmp_path / "a", *arguments)
