@@ -61,9 +61,7 @@ def build(small: bool) -> LlamaForCausalLM:
             "intermediate_size": 1536,
             "vocab_size": 49152,
         }
-    return LlamaForCausalLM(
-        LlamaConfig(**shape, max_position_embeddings=4096, tie_word_embeddings=True)
-    ).eval()
+    return LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=4096, tie_word_embeddings=True)).eval()
 
 
 def whole_conversations(model: LlamaForCausalLM, rows: list[list[int]], new_tokens: int) -> list[list[int]]:
@@ -82,9 +80,7 @@ def whole_conversations(model: LlamaForCausalLM, rows: list[list[int]], new_toke
     return output[:, width:].tolist()
 
 
-def kept_conversations(
-    generator: LocalGenerator, rows: list[list[int]], new_tokens: int, turn: int
-) -> list[list[int]]:
+def kept_conversations(generator: LocalGenerator, rows: list[list[int]], new_tokens: int, turn: int) -> list[list[int]]:
     async def sample() -> list[list[int]]:
         samples = await asyncio.gather(
             *(
@@ -98,9 +94,7 @@ def kept_conversations(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a small model and shorter turns")
     parser.add_argument("--new-tokens", type=int, help="tokens sampled a turn (default 64, small 32)")
     arguments = parser.parse_args()

@@ -205,9 +205,7 @@ def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | No
 
 def _stand_in(assistant: Message) -> Message:
     """A short turn of the same shape: what the rendering of the results can depend on."""
-    reasoning = {
-        name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None
-    }
+    reasoning = {name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None}
     turn = {"role": "assistant", "content": "c" if assistant.get("content") else "", **reasoning}
     calls = assistant.get("tool_calls")
     if not calls:

@@ -194,9 +194,7 @@ class _Engine:
 
     def _start(self, params: SamplingParams) -> None:
         self._training = [module for module in self._model.modules() if module.training]
-        config = GenerationConfig(
-            do_sample=True, eos_token_id=-1, max_new_tokens=params.max_tokens, **settings(params)
-        )
+        config = GenerationConfig(do_sample=True, eos_token_id=-1, max_new_tokens=params.max_tokens, **settings(params))
         batching = ContinuousBatchingConfig(**self._config)
         self._manager = self._model.init_continuous_batching(config, continuous_batching_config=batching)
         self._manager.start()

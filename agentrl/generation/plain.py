@@ -167,9 +167,7 @@ class _Batches:
         pad_id = self._model.config.get_text_config(decoder=True).pad_token_id
         pad_id = 0 if pad_id is None else pad_id
         input_BT = torch.tensor([[pad_id] * (width - len(row.ids)) + row.ids for row in batch], device=device)
-        mask_BT = torch.tensor(
-            [[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in batch], device=device
-        )
+        mask_BT = torch.tensor([[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in batch], device=device)
         fields = {
             "do_sample": True,
             **settings(params),

@@ -28,6 +28,7 @@ class Request:
         ids: The row before the turn.
         params: How to draw.
         done: Called once, with the sample or the error.
+        budget: Positions that the whole cache has.
         arrival: Serial number; also of the session's last use.
         version: Version of the weights that drew its first token.
         fed: End of what was run for this turn, so that running it again counts as prefill.
@@ -41,6 +42,7 @@ class Request:
     ids: list[int]
     params: SamplingParams
     done: Answer
+    budget: int = 0
     arrival: int = 0
     version: int | None = None
     fed: int = 0
@@ -65,7 +67,7 @@ class Request:
     @property
     def most(self) -> int:
         """Positions that the turn can fill."""
-        return len(self.ids) + self.params.max_tokens
+        return min(len(self.ids) + self.params.max_tokens, self.budget)
 
 
 def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:

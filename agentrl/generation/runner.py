@@ -21,9 +21,7 @@ _MEMORY_SHARE = 0.3
 class ModelRunner:
     """Runs a decoder model on a `SlotCache`."""
 
-    def __init__(
-        self, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]] | None = None
-    ):
+    def __init__(self, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]] | None = None):
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         self.windows = attention_windows(model)
@@ -35,9 +33,7 @@ class ModelRunner:
         """Where the model is now; it may have been moved since construction."""
         return next(self.model.parameters()).device
 
-    def forward(
-        self, tokens_B: Sequence[Sequence[int]], slots_B: Sequence[int], starts_B: Sequence[int]
-    ) -> Tensor:
+    def forward(self, tokens_B: Sequence[Sequence[int]], slots_B: Sequence[int], starts_B: Sequence[int]) -> Tensor:
         """Run B rows and write their keys and values.
 
         Args:
@@ -52,9 +48,7 @@ class ModelRunner:
         device = self.device
         step, position_BQ = plan_step(slots_B, starts_B, counts_B, device)
         width = max(counts_B)
-        input_BQ = torch.tensor(
-            [[*tokens, *[0] * (width - len(tokens))] for tokens in tokens_B], device=device
-        )
+        input_BQ = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in tokens_B], device=device)
         self.cache.step = step
         last_B1 = torch.tensor(counts_B, device=device)[:, None] - 1
         with inference(self.model, self._autocast):
@@ -73,9 +67,7 @@ class ModelRunner:
         cache = DynamicCache(config=self.config)
         token_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with inference(self.model, self._autocast):
-            self.model(
-                input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True
-            )
+            self.model(input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True)
         kept: list[Any] = cache.layers
         bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
         if self.device.type == "cuda":
@@ -106,9 +98,7 @@ class ModelRunner:
 
 
 @contextmanager
-def inference(
-    model: nn.Module, autocast: Callable[[], AbstractContextManager[object]] | None
-) -> Iterator[None]:
+def inference(model: nn.Module, autocast: Callable[[], AbstractContextManager[object]] | None) -> Iterator[None]:
     """Run a model without gradients, dropout and gradient checkpointing.
 
     Gradients are off by `no_grad` and not by inference mode, so that nothing made here (a weight that

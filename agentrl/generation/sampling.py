@@ -59,9 +59,7 @@ def process_logits(
     if repetition_penalty != 1.0:
         if seen_NV is None:
             raise ValueError("repetition_penalty needs seen_NV: which ids occur before each position")
-        penalised_NV = torch.where(
-            scores_NV < 0, scores_NV * repetition_penalty, scores_NV / repetition_penalty
-        )
+        penalised_NV = torch.where(scores_NV < 0, scores_NV * repetition_penalty, scores_NV / repetition_penalty)
         scores_NV = torch.where(seen_NV, penalised_NV, scores_NV)
     if temperature != 1.0:
         scores_NV = scores_NV / temperature

@@ -53,11 +53,9 @@ class Scheduler:
         request = Request(session, ids, params, done)
         if session.active:
             raise GenerationError("it is still sampling a turn; await that one before the next")
-        if request.most > self._pool.budget:
-            raise GenerationError(
-                f"{len(ids)} tokens and up to {params.max_tokens} new ones cannot fit into "
-                f"the cache of {self._pool.budget} tokens; raise max_cache_tokens or shorten the completions"
-            )
+        request.budget = self._pool.budget
+        if len(ids) >= request.budget:
+            raise _too_long(len(ids), request.budget)
         self._turns += 1
         session.used = request.arrival = self._turns
         session.active = True
@@ -244,6 +242,13 @@ class Scheduler:
             finish = FinishReason.STOP
         elif len(request.sampled) == request.params.max_tokens:
             finish = FinishReason.LENGTH
+        elif len(request.session.row) > request.budget:
+            # Only now: most turns end long before what they are allowed.
+            self._leave(request)
+            self._pool.drop(request.session)
+            error = _too_long(len(request.session.row), request.budget)
+            self._answer(request, explain(request.session.name, error))
+            return
         else:
             return
         self._leave(request)
@@ -262,3 +267,10 @@ class Scheduler:
         if self._sessions.get(session.name) is not session:
             self._pool.drop(session)
         self._admit_again = True
+
+
+def _too_long(length: int, budget: int) -> GenerationError:
+    return GenerationError(
+        f"a row of {length} tokens does not fit into the cache of {budget} tokens together with a further one; "
+        "raise max_cache_tokens or shorten the episodes (max_completion_length)"
+    )

@@ -312,9 +312,7 @@ class _Episode:
     def _read(self, ids: list[int]) -> tuple[Message, list[ToolCall]]:
         if not self.tools:
             return {"role": "assistant", "content": self.engine.renderer.text(ids)}, []
-        parsed = self.engine.renderer.parse(
-            ids, self.schemas, first_call=sum(len(t.results) for t in self.turns)
-        )
+        parsed = self.engine.renderer.parse(ids, self.schemas, first_call=sum(len(t.results) for t in self.turns))
         return parsed.message, parsed.calls
 
     def _params(self) -> SamplingParams:
@@ -359,9 +357,7 @@ class _Episode:
             task=self.task,
             prompt=conversation.prompt,
             prompt_ids=conversation.ids[: conversation.prompt_length],
-            completion="".join(m["content"] for m in conversation.messages)
-            if text
-            else conversation.messages,
+            completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
             completion_ids=conversation.completion_ids,
             loss_mask=conversation.loss_mask,
             logprobs=conversation.logprobs,

@@ -77,11 +77,10 @@ class RolloutConfig(TrainingArguments):
 
     learning_rate: float = _arg(1e-6, "Initial learning rate.")
     logging_steps: float = _arg(10, "Log every so many optimizer steps; below 1, a share of all steps.")
-    gradient_checkpointing: bool | None = _arg(
-        True, "Recompute activations in the backward pass to save memory."
-    )
+    gradient_checkpointing: bool | None = _arg(True, "Recompute activations in the backward pass to save memory.")
     bf16: bool | None = _arg(  # type: ignore[assignment]
-        None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set.")
+        None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set."
+    )
     remove_unused_columns: bool | None = _arg(  # type: ignore[assignment]
         False,
         "Keep only `prompt` (and `environment`): reward functions and reset() then see no other column.",
@@ -122,12 +121,8 @@ class RolloutConfig(TrainingArguments):
     )
     chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
-    cache_implementation: str | None = _arg(
-        None, "A cache of transformers' generate; selects that generator."
-    )
-    use_transformers_continuous_batching: bool = _arg(
-        False, "Generate with transformers' continuous batching."
-    )
+    cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
+    use_transformers_continuous_batching: bool = _arg(False, "Generate with transformers' continuous batching.")
     transformers_continuous_batching_config: dict[str, Any] | str | None = _arg(
         None, "Arguments of its ContinuousBatchingConfig."
     )
@@ -254,9 +249,7 @@ class RolloutConfig(TrainingArguments):
         generations = self.num_generations
         assert generations is not None
         if self.generation_batch_size % generations:
-            fitting = [
-                n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0
-            ]
+            fitting = [n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0]
             raise ConfigurationError(
                 f"num_generations={generations} does not divide the generation batch of "
                 f"{self.generation_batch_size} completions (per_device_train_batch_size="

@@ -143,9 +143,7 @@ class Collector:
             self.reference.copy.to(args.device)
         self._synced: int | None = None
 
-    def collect(
-        self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None
-    ) -> Window:
+    def collect(self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None) -> Window:
         """Play tasks and make them into micro-batches.
 
         Every process calls this for the same window, each with its own tasks.
@@ -171,8 +169,7 @@ class Collector:
             self.engine.release(trajectories)
         records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
         micro_batches = [
-            self._score_baselines(batch)
-            for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
+            self._score_baselines(batch) for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
         ]
         everywhere, mine = self._gather(records)
         total_R = combine_rewards(_reward_matrix(everywhere), torch.tensor(self.rewards.weights))
@@ -267,14 +264,10 @@ class Collector:
         with torch.no_grad(), trainer.compute_loss_context_manager():
             if self._needs_old_logps:
                 with evaluating(trainer.model):
-                    old_N = score(
-                        trainer.model, batch.to(device), self.sampling, with_entropy=False
-                    ).logps_N.cpu()
+                    old_N = score(trainer.model, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
             if self.reference is not None:
                 with self.reference.active(trainer.model) as reference:
-                    ref_N = score(
-                        reference, batch.to(device), self.sampling, with_entropy=False
-                    ).logps_N.cpu()
+                    ref_N = score(reference, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
         return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
 
     @property

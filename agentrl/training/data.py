@@ -114,9 +114,7 @@ class Schedule(Dataset[ScheduledStep]):
         ConfigurationError: The dataset does not fill a single window.
     """
 
-    def __init__(
-        self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False
-    ) -> None:
+    def __init__(self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False) -> None:
         self._rows = rows
         self._shape = shape
         self._seed = seed

@@ -56,9 +56,7 @@ class GRPOTrainer(RolloutTrainer):
         """Rewards relative to the group."""
         return grpo_advantages(total_R, group_R, scale=self.args.scale_rewards)
 
-    def loss(
-        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
-    ) -> Tensor:
+    def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """The clipped surrogate, with the KL term where beta is set."""
         args = self.args
         log_ratio_N = log_ratios(

@@ -140,9 +140,7 @@ class RolloutTrainer(Trainer):
         """
         raise NotImplementedError
 
-    def loss(
-        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
-    ) -> Tensor:
+    def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """Return a micro-batch's part of the loss of its optimizer step."""
         raise NotImplementedError
 
@@ -189,9 +187,7 @@ class RolloutTrainer(Trainer):
             schedule: Schedule | Stream = Stream(rows, shape)
         else:
             if rows is None:
-                windows = math.ceil(
-                    args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window
-                )
+                windows = math.ceil(args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window)
                 rows = EmptyRows(windows * shape.prompts)
             seed = args.seed if args.data_seed is None else args.data_seed
             schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
@@ -264,9 +260,7 @@ class RolloutTrainer(Trainer):
     ) -> Any:
         """Score a micro-batch under the policy and return its part of the loss."""
         if return_outputs:
-            raise ConfigurationError(
-                "the loss of rollouts has no model outputs to return; leave return_outputs=False."
-            )
+            raise ConfigurationError("the loss of rollouts has no model outputs to return; leave return_outputs=False.")
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
         if inputs.tokens:

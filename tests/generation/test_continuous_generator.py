@@ -16,9 +16,7 @@ PROMPTS = [[random.Random(i).randint(3, 63) for _ in range(5 + 3 * i)] for i in 
 SMALL = {"num_blocks": 32, "page_size": 16, "max_batch_tokens": 64}
 
 
-@pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20}], ids=["plain", "all"]
-)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20}], ids=["plain", "all"])
 def test_logprobs_equal_a_full_forward(sampling, generators):
     model = tiny_model("qwen3").train()
     threads = threading.active_count()
@@ -63,9 +61,7 @@ def test_the_model_is_given_back_when_all_sessions_are_released(generators):
     ids=["penalty", "room"],
 )
 def test_what_it_cannot_serve_is_refused(params, message, generators):
-    generator = generators(
-        ContinuousGenerator(tiny_model("llama", max_position_embeddings=600), config=SMALL)
-    )
+    generator = generators(ContinuousGenerator(tiny_model("llama", max_position_embeddings=600), config=SMALL))
     with pytest.raises(GenerationError, match=message):
         run(generator.sample("a", PROMPTS[0], params))
 

@@ -39,12 +39,7 @@ def test_the_same_seed_draws_the_same_tokens_as_the_local_generator(generators):
     model = tiny_model("qwen3")
 
     def sample_all(generator):
-        return run(
-            *(
-                generator.sample(str(i), PROMPTS[i], SamplingParams(max_tokens=5 + i, seed=i))
-                for i in range(6)
-            )
-        )
+        return run(*(generator.sample(str(i), PROMPTS[i], SamplingParams(max_tokens=5 + i, seed=i)) for i in range(6)))
 
     plain = sample_all(generators(PlainGenerator(model)))
     local = sample_all(generators(LocalGenerator(model)))
@@ -89,13 +84,9 @@ def test_peft_models_are_served_with_their_adapter(generators):
 
 def test_e01_every_stop_id_ends_a_turn_and_the_models_own_eos_does_not(generators, monkeypatch):
     draws = iter([2, 5, 9, 8, 8])  # 2 is the model's EOS
-    monkeypatch.setattr(
-        "agentrl.generation.plain.draw", lambda logprobs, uniforms: torch.tensor([next(draws)])
-    )
+    monkeypatch.setattr("agentrl.generation.plain.draw", lambda logprobs, uniforms: torch.tensor([next(draws)]))
     generator = generators(PlainGenerator(tiny_model("llama")))
-    [sample] = run(
-        generator.sample("a", PROMPTS[0], SamplingParams(max_tokens=9, stop_ids=frozenset({9, 11})))
-    )
+    [sample] = run(generator.sample("a", PROMPTS[0], SamplingParams(max_tokens=9, stop_ids=frozenset({9, 11}))))
     assert (sample.ids, sample.finish) == ([2, 5, 9], FinishReason.STOP)
 
 
