@@ -472,7 +472,33 @@ def test_rollout_func_that_answers_wrongly_is_told(tmp_path):
 
 # Logging ------------------------------------------------------------------------------------------------------
 
-DOCUMENTED = ["num_tokens", "step_time", "completions/mean_length", "completions/min_length", "completions/max_length", "completions/mean_terminated_length", "completions/min_terminated_length", "completions/max_terminated_length", "completions/clipped_ratio", "tools/call_frequency", "tools/failure_frequency", "rewards/Game/mean", "rewards/Game/std", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl", "clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/low_min", "clip_ratio/high_mean", "clip_ratio/high_max", "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"]
+DOCUMENTED = [
+    "num_tokens",
+    "step_time",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+    "completions/clipped_ratio",
+    "tools/call_frequency",
+    "tools/failure_frequency",
+    "rewards/Game/mean",
+    "rewards/Game/std",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "entropy",
+    "kl",
+    "clip_ratio/region_mean",
+    "clip_ratio/low_mean",
+    "clip_ratio/low_min",
+    "clip_ratio/high_mean",
+    "clip_ratio/high_max",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+]
 
 
 @pytest.mark.parametrize("cls", TRAINERS)
