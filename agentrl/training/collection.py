@@ -10,69 +10,43 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator
-from agentrl.objectives.advantages import combine_rewards, reward_statistics
+from agentrl.objectives.advantages import combine_rewards
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
-from agentrl.training.arguments import as_dict
+from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.generators import generator_of, sampling_of
 from agentrl.training.loading import declared_eos_ids
-from agentrl.training.metrics import (
-    RolloutRecord,
-    length_metrics,
-    make_record,
-    outcome_metrics,
-    tool_metrics,
-)
+from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
+from agentrl.training.windows import Window, cut, group_numbers, reward_matrix, window_metrics
 from agentrl.types import Outcome, Task, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.training.trainer import RolloutTrainer
-
-
-@dataclass(slots=True)
-class Window:
-    """A generation batch, ready for training; this process's share of it.
-
-    Attributes:
-        identity: Which window it is.
-        rows: Rows of the whole batch, over all processes.
-        batches: Its micro-batches, in order.
-        metrics: Metrics of the whole batch, over all processes.
-        own_metrics: What reward functions logged on this process.
-        tokens_seen: Prompt and sampled tokens of the whole batch.
-        log: Readable rows of the whole batch, for `log_completions`.
-    """
-
-    identity: Any
-    rows: int
-    batches: list[MicroBatch]
-    metrics: dict[str, float]
-    own_metrics: list[tuple[str, float]]
-    tokens_seen: int
-    log: CompletionLog = field(default_factory=CompletionLog)
 
 
 class Collector:
     """Everything between tasks and micro-batches.
 
     Args:
-        trainer: Gives the arguments, the model, the tokenizer and the advantages.
+        trainer: Gives the state and the mixed-precision context.
+        args: The configuration.
+        model: The policy.
+        tokenizer: Its tokenizer.
+        advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
+        needs_kl: Whether `advantages` needs the KL of each row from the reference.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
         tools: Standalone tools.
@@ -85,8 +59,13 @@ class Collector:
 
     def __init__(
         self,
-        trainer: RolloutTrainer,
+        trainer: Trainer,
+        args: RolloutConfig,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
+        advantages: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        needs_kl: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
         tools: Sequence[Callable[..., Any]],
@@ -96,20 +75,28 @@ class Collector:
         datasets: Sequence[Any],
     ) -> None:
         self.trainer = trainer
-        self.args = args = trainer.args
+        self.args = args
+        self.model = model
+        self.tokenizer = tokenizer
+        self._advantages = advantages
+        self._needs_kl = needs_kl
         self._rollout_func = rollout_func
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        policy = trainer.accelerator.unwrap_model(model)
         self.renderer = Renderer(
-            trainer.processing_class,
+            tokenizer,
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
-            eos_ids=declared_eos_ids(model),
+            eos_ids=declared_eos_ids(policy),
         )
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator, self._owns_generator = generator, False
         else:
-            self.generator = generator_of(trainer, model) if generator is None else generator(model)
+            self.generator = (
+                generator_of(args, policy, trainer.compute_loss_context_manager)
+                if generator is None
+                else generator(policy)
+            )
             self._owns_generator = True
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
@@ -138,7 +125,7 @@ class Collector:
             trust_remote_code=args.trust_remote_code,
         )
         self.rewards.to(args.device)
-        self.reference = make_reference(trainer.model, args.beta)
+        self.reference = make_reference(model, args.beta)
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
         self._synced: int | None = None
@@ -172,13 +159,13 @@ class Collector:
             self._score_baselines(batch) for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
         ]
         everywhere, mine = self._gather(records)
-        total_R = combine_rewards(_reward_matrix(everywhere), torch.tensor(self.rewards.weights))
-        group_R = _group_numbers(everywhere)
+        total_R = combine_rewards(reward_matrix(everywhere), torch.tensor(self.rewards.weights))
+        group_R = group_numbers(everywhere)
         kl_R = self._gather_kl(micro_batches)
-        advantages_R = self.trainer.advantages(total_R, group_R, kl_R)[mine]
+        advantages_R = self._advantages(total_R, group_R, kl_R)[mine]
         micro_batches = [
             dataclasses.replace(batch, advantages_R=part)
-            for batch, part in zip(micro_batches, _cut(advantages_R, rows_per_batch, batches), strict=True)
+            for batch, part in zip(micro_batches, cut(advantages_R, rows_per_batch, batches), strict=True)
         ]
         if self.args.log_completions:
             self._fill(log, trajectories, rewards, advantages_R.tolist())
@@ -186,7 +173,8 @@ class Collector:
             identity=identity,
             rows=len(everywhere),
             batches=micro_batches,
-            metrics=self._metrics(everywhere, total_R, group_R, kl_R),
+            metrics=window_metrics(everywhere, total_R, group_R, kl_R, tools=self.engine.offers_tools)
+            | self.rewards.metrics([record.rewards for record in everywhere]),
             own_metrics=own_metrics,
             tokens_seen=sum(record.prompt_tokens + record.sampled_tokens for record in everywhere),
             log=log,
@@ -224,11 +212,11 @@ class Collector:
         trained = [self._is_trained(t, r) for t, r in zip(trajectories, records, strict=True)]
         parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
         parts += [([], [])] * (count - len(parts))
-        config = self.trainer.model.config
+        config = self.model.config
         return [
             collate(
                 rows,
-                pad_token_id=self.trainer.processing_class.pad_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
                 trained=flags,
                 packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
                 pad_to_multiple_of=self._pad_multiple,
@@ -263,10 +251,10 @@ class Collector:
             )
         with torch.no_grad(), trainer.compute_loss_context_manager():
             if self._needs_old_logps:
-                with evaluating(trainer.model):
-                    old_N = score(trainer.model, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
+                with evaluating(self.model):
+                    old_N = score(self.model, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
             if self.reference is not None:
-                with self.reference.active(trainer.model) as reference:
+                with self.reference.active(self.model) as reference:
                     ref_N = score(reference, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
         return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
 
@@ -279,7 +267,7 @@ class Collector:
         args = self.args
         assert args.steps_per_generation is not None
         whole = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-        return not whole or self.trainer.penalises_kl_in_reward
+        return not whole or self._needs_kl
 
     # Over all processes -------------------------------------------------------------------------------------
 
@@ -293,7 +281,7 @@ class Collector:
 
     def _gather_kl(self, batches: list[MicroBatch]) -> Tensor | None:
         """Return the sum over each row of log pi_old - log pi_ref, over all processes."""
-        if not self.trainer.penalises_kl_in_reward:
+        if not self._needs_kl:
             return None
         local: list[float] = []
         for batch in batches:
@@ -301,28 +289,6 @@ class Collector:
             assert batch.ref_logps_N is not None
             local += row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
         return torch.tensor(gather_object(local) if self.args.world_size > 1 else local)
-
-    def _metrics(
-        self, records: list[RolloutRecord], total_R: Tensor, group_R: Tensor, kl_R: Tensor | None
-    ) -> dict[str, float]:
-        if not records:
-            return {}
-        statistics = reward_statistics(total_R, group_R)
-        metrics = (
-            length_metrics(records)
-            | outcome_metrics(records)
-            | self.rewards.metrics([record.rewards for record in records])
-        )
-        metrics |= {
-            "reward": statistics.mean,
-            "reward_std": statistics.std,
-            "frac_reward_zero_std": statistics.frac_zero_std,
-        }
-        if self.engine.offers_tools:
-            metrics |= tool_metrics(records)
-        if kl_R is not None:
-            metrics["kl"] = kl_R.mean().item()
-        return metrics
 
     def _fill(
         self,
@@ -352,22 +318,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def _reward_matrix(records: Sequence[RolloutRecord]) -> Tensor:
-    """Return the rewards, (R, F), NaN where none applied."""
-    width = len(records[0].rewards) if records else 0
-    values = [[float("nan") if reward is None else reward for reward in record.rewards] for record in records]
-    return torch.tensor(values, dtype=torch.float64).reshape(len(records), width)
-
-
-def _group_numbers(records: Sequence[RolloutRecord]) -> Tensor:
-    numbers = {group: index for index, group in enumerate(dict.fromkeys(record.group for record in records))}
-    return torch.tensor([numbers[record.group] for record in records], dtype=torch.int64)
-
-
-def _cut(values_R: Tensor, size: int, count: int) -> list[Tensor]:
-    return [values_R[i * size : (i + 1) * size] for i in range(count)]
 
 
 def _common_columns(datasets: Sequence[Any]) -> set[str] | None:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from agentrl.chat.messages import clean_columns
 from agentrl.errors import ConfigurationError
+from agentrl.training.arguments import RolloutConfig
 from agentrl.types import Task, derive_seed
 
 Row = dict[str, Any]
@@ -83,6 +84,41 @@ class Shape:
         """The rows of a window that this process generates."""
         share = self.prompts * self.generations // self.world_size
         return range(self.rank * share, (self.rank + 1) * share)
+
+
+def training_shape(args: RolloutConfig) -> Shape:
+    """How the windows of training are cut."""
+    assert args.num_generations is not None
+    assert args.steps_per_generation is not None
+    return Shape(
+        prompts=args.prompts_per_generation,
+        generations=args.num_generations,
+        steps=args.steps_per_generation,
+        iterations=args.num_iterations,
+        rank=args.process_index,
+        world_size=args.world_size,
+    )
+
+
+def evaluation_shape(args: RolloutConfig) -> Shape:
+    """How the windows of evaluation are cut: one micro-batch a process, trained on never.
+
+    Raises:
+        ConfigurationError: An evaluation batch does not hold whole groups.
+    """
+    batch = args.per_device_eval_batch_size * args.world_size
+    if batch % args.eval_generations:
+        raise ConfigurationError(
+            f"the evaluation batch of {batch} completions (per_device_eval_batch_size x processes) is not a "
+            f"multiple of num_generations_eval={args.eval_generations}."
+        )
+    return Shape(
+        prompts=batch // args.eval_generations,
+        generations=args.eval_generations,
+        steps=1,
+        rank=args.process_index,
+        world_size=args.world_size,
+    )
 
 
 @dataclass(frozen=True, slots=True)

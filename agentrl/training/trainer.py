@@ -26,21 +26,23 @@ from agentrl.objectives.losses import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import Environments, check_rows, check_sources
-from agentrl.training.collection import Collector, Window
+from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
 from agentrl.training.data import (
     EmptyRows,
     Schedule,
     ScheduledStep,
     ScheduleLoader,
-    Shape,
     Stream,
+    evaluation_shape,
     make_loader,
     make_tasks,
+    training_shape,
 )
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.scoring import Scores
+from agentrl.training.windows import Window
 from agentrl.types import derive_seed
 
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
@@ -115,6 +117,11 @@ class RolloutTrainer(Trainer):
         self.num_generations_eval = args.eval_generations
         self.collector = Collector(
             self,
+            args,
+            model,
+            tokenizer,
+            advantages=self.advantages,
+            needs_kl=self.penalises_kl_in_reward,
             reward_funcs=rewards,
             reward_processing_classes=reward_processing_classes,
             tools=tools or [],
@@ -151,37 +158,9 @@ class RolloutTrainer(Trainer):
 
     # Data ---------------------------------------------------------------------------------------------------
 
-    def shape(self, train: bool) -> Shape:
-        """Return how windows are cut, in training or in evaluation."""
-        args = self.args
-        assert args.num_generations is not None
-        assert args.steps_per_generation is not None
-        if train:
-            return Shape(
-                prompts=args.prompts_per_generation,
-                generations=args.num_generations,
-                steps=args.steps_per_generation,
-                iterations=args.num_iterations,
-                rank=args.process_index,
-                world_size=args.world_size,
-            )
-        batch = args.per_device_eval_batch_size * args.world_size
-        if batch % args.eval_generations:
-            raise ConfigurationError(
-                f"the evaluation batch of {batch} completions (per_device_eval_batch_size x processes) is not a "
-                f"multiple of num_generations_eval={args.eval_generations}."
-            )
-        return Shape(
-            prompts=batch // args.eval_generations,
-            generations=args.eval_generations,
-            steps=1,
-            rank=args.process_index,
-            world_size=args.world_size,
-        )
-
     def get_train_dataloader(self) -> ScheduleLoader:
         """Return the loader of training steps; rows come in the order that `training.data` documents."""
-        args, shape = self.args, self.shape(train=True)
+        args, shape = self.args, training_shape(self.args)
         rows = self._visible_columns(self.train_dataset)
         if isinstance(rows, datasets.IterableDataset):
             schedule: Schedule | Stream = Stream(rows, shape)
@@ -210,7 +189,7 @@ class RolloutTrainer(Trainer):
         rows = self._visible_columns(dataset)
         if isinstance(rows, datasets.IterableDataset):
             rows = list(rows)
-        schedule = Schedule(rows, self.shape(train=False), seed=self.args.seed, shuffle=False, keep_last=True)
+        schedule = Schedule(rows, evaluation_shape(self.args), seed=self.args.seed, shuffle=False, keep_last=True)
         return make_loader(schedule)
 
     def get_test_dataloader(self, test_dataset: Any) -> ScheduleLoader:
@@ -273,7 +252,7 @@ class RolloutTrainer(Trainer):
         self, model: torch.nn.Module, inputs: ScheduledStep, *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
         """Play an evaluation window and return its loss."""
-        shape = self.shape(train=False)
+        shape = evaluation_shape(self.args)
         # Of their own, so that evaluation does not repeat the episodes that were trained on.
         tasks = make_tasks(inputs, shape, seed=derive_seed(self.args.seed, "evaluation"))
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
@@ -337,7 +316,7 @@ class RolloutTrainer(Trainer):
 
     def _micro_batch(self, step: ScheduledStep) -> MicroBatch:
         if self._window is None or self._window.identity != step.window:
-            shape = self.shape(train=True)
+            shape = training_shape(self.args)
             tasks = make_tasks(step, shape, seed=self.args.seed)
             self._window = self.collector.collect(
                 tasks,
