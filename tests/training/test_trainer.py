@@ -604,3 +604,50 @@ def test_threads_return_when_trainers_are_closed_F08(tmp_path):
 @pytest.mark.parametrize("cls", TRAINERS)
 def test_a_stream_trains(cls, tmp_path):
     make(cls, tmp_path, train_dataset=text_rows(4).to_iterable_dataset()).train()
+
+
+# Generators ---------------------------------------------------------------------------------------------------
+
+
+def test_common_generation_kwargs_win_and_stay_exact(tmp_path):
+    from agentrl.generation.local import LocalGenerator
+
+    trainer = make(
+        GRPOTrainer, tmp_path, config={"temperature": 1.0, "generation_kwargs": {"temperature": 0.5, "top_k": 7}}
+    )
+    assert isinstance(trainer.collector.generator, LocalGenerator)
+    assert (trainer.collector.sampling.temperature, trainer.collector.sampling.top_k) == (0.5, 7)
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "config", [{"generation_kwargs": {"suppress_tokens": [5]}}, {"cache_implementation": "dynamic"}]
+)
+def test_what_only_generate_knows_selects_it_and_says_so(config, tmp_path, caplog):
+    from agentrl.generation.plain import PlainGenerator
+
+    trainer = make(GRPOTrainer, tmp_path, config={**config, "max_steps": 1})
+    assert isinstance(trainer.collector.generator, PlainGenerator)
+    assert caplog.text.count("is sampled with model.generate, because") == 1
+    trainer.train()
+    if "cache_implementation" in config:
+        assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+def test_continuous_batching_of_transformers_trains(tmp_path):
+    trainer = make(GRPOTrainer, tmp_path, config={"use_transformers_continuous_batching": True})
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+    trainer.close()
+
+
+def test_a_function_of_the_model_makes_the_generator(tmp_path):
+    import functools
+
+    from agentrl.generation.local import LocalGenerator
+
+    small = functools.partial(LocalGenerator, max_cache_tokens=40)
+    trainer = make(GRPOTrainer, tmp_path, generator=small)
+    trainer.train()
+    assert trainer.collector.generator._core._pool.budget == 40
