@@ -111,7 +111,7 @@ def test_the_reference_is_the_model_below_the_adapters(kind, tmp_path):
 
 
 def test_the_reference_of_trained_adapters_is_where_they_started(tmp_path):
-    """Adapters that were trained before are not pulled back to the base model: KL is 0 at the first step, then grows."""
+    """Adapters trained before are not pulled back to the base model: KL is 0 at the first step, then grows."""
     model = get_peft_model(small_model(), lora())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
