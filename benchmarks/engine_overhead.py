@@ -10,6 +10,7 @@ Qwen's special tokens and the Qwen3 training template; the tool is sync (a threa
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ from agentrl.rollout.limits import Limits
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from agentrl.types import FinishReason, Outcome, Sample, Task
 
+NUMBERS = itertools.count()
+"""Makes every result a new one, so that no cache of rendered results helps."""
+
 REPEATS = 3
 """The best of so many runs is taken: what else the machine does only ever adds."""
 
@@ -32,7 +36,7 @@ def lookup(key: str) -> str:
     Args:
         key: The key.
     """
-    return f"{key} is 42"
+    return f"{key} is {next(NUMBERS)}"
 
 
 async def lookup_async(key: str) -> str:
@@ -41,7 +45,7 @@ async def lookup_async(key: str) -> str:
     Args:
         key: The key.
     """
-    return f"{key} is 42"
+    return f"{key} is {next(NUMBERS)}"
 
 
 class InstantGenerator:
