@@ -30,5 +30,12 @@ class RolloutError(AgentRLError, RuntimeError):
     """Rollouts cannot go on (every environment fails, the generator broke)."""
 
 
+class EnvironmentFailure(AgentRLError, RuntimeError):  # noqa: N818 (a state of the world, not a mistake)
+    """Raised by an environment's tool to say that the environment itself broke, not the model's call.
+
+    The rollout is tried again on a fresh instance, then dropped from its group; it never becomes a reward.
+    """
+
+
 class GenerationError(AgentRLError, RuntimeError):
     """The generator cannot serve a request."""

@@ -201,8 +201,13 @@ class Trajectory:
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit cut the episode before its natural end."""
-        return self.outcome in (Outcome.TRUNCATED, Outcome.TIMEOUT, Outcome.CANCELLED)
+        """Whether a length, a deadline or a cancellation cut the episode before its natural end.
+
+        An episode that stopped at `max_tool_calling_iterations` is not truncated: all its turns are whole, and
+        having asked for too many tools is what the model did. `limit` tells it from a natural end.
+        """
+        cut = self.outcome in (Outcome.TRUNCATED, Outcome.TIMEOUT, Outcome.CANCELLED)
+        return cut and self.limit is not Limit.TOOL_ITERATIONS
 
     @property
     def sampled_length(self) -> int:

@@ -1,0 +1,50 @@
+# Every target sets up what it needs: one command is enough on a fresh machine with Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Test processes run side by side; one thread each, or they fight for the cores.
+WORKERS ?= 2
+DEMO ?=
+
+.PHONY: demo test test-fast lint format docs bench venv clean
+
+demo: $(VENV)/.demo ## train the demo agent on the CPU
+	$(BIN)/python examples/demo.py $(DEMO)
+
+test: $(VENV)/.dev ## run all tests, slow ones included
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+test-fast: $(VENV)/.dev ## leave the slow tests out
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+
+lint: $(VENV)/.dev ## style, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs ## build the documentation into docs/_build
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build
+
+bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to compare with
+	$(BIN)/python benchmarks/engine_overhead.py
+	$(BIN)/python benchmarks/tool_overlap.py --peer
+	$(BIN)/python benchmarks/kv_reuse.py
+
+venv: $(VENV)/.dev ## everything for development
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "agentrl needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1)."; \
+	  echo "Name another one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info docs/_build .mypy_cache .ruff_cache

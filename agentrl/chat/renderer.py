@@ -1,0 +1,227 @@
+"""The token-exact bridge between messages and ids.
+
+A row is the prompt's ids, then sampled ids and suffixes in turn. The prompt is rendered once. A suffix, what
+stands between a sampled turn and the next one, is cut out of the rendering of a short stand-in conversation
+with the same shape of turn and the real results, so that no sampled id is ever decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache, partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.chat.families import recognise
+from agentrl.chat.formats import REASONING_FIELDS, ResponseFormat, derive_response_template, load_format
+from agentrl.chat.messages import clean_messages
+from agentrl.chat.parsing import ParsedTurn, parse_turn
+from agentrl.chat.prefix import tool_schema
+from agentrl.chat.template import Template, exact_template, own_template
+from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn, find_turn_end
+from agentrl.errors import TemplateError
+from agentrl.types import Message, Prompt
+
+_CACHED = 1024
+_QUESTION: Message = {"role": "user", "content": "stand-in"}
+_TOOLS = [tool_schema("stand_in")]
+
+
+class Renderer:
+    """Turns messages into ids and sampled ids into messages; one per tokenizer and template, for one thread.
+
+    Attributes:
+        stop_ids: Ids that end a turn: the tokenizer's EOS, `eos_ids`, and the template's end-of-turn token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        template_kwargs: dict[str, Any] | None = None,
+        tools: bool = False,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        """Make a renderer.
+
+        Args:
+            tokenizer: A tokenizer; it is not changed.
+            template_kwargs: Variables for the chat template, such as `enable_thinking`.
+            tools: Whether there will be tool rounds. Then the template is proved fit for them here; where the
+                tokenizer's own is not, the training template of its family takes its place.
+            eos_ids: Further ids that end a turn, such as those of the model's generation config. A role
+                marker that ends turns has to be among them (or be the tokenizer's EOS).
+
+        Raises:
+            TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
+        """
+        self._tokenizer = tokenizer
+        own = own_template(tokenizer, template_kwargs or {}, tools)
+        self._template = exact_template(own) if tools else own
+        self._end = None if self._template is None else find_turn_end(tokenizer, self._template.render)
+        if tools and self._end is None:
+            raise _no_end_of_turn()
+        end_ids = () if self._end is None or self._end.id is None else (self._end.id,)
+        eos_id = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.stop_ids: frozenset[int] = frozenset((*eos_id, *end_ids, *eos_ids))
+        self._prompt = "" if self._template is None else self._template.generation_prompt
+        self._format = None if self._template is None else _find_format(self._template, self._end)
+        if tools and (self._format is None or self._format.calls is None):
+            raise TemplateError(
+                "It is not known how this model writes tool calls: its chat template is of no known family "
+                "and does not write them as JSON objects between fixed markers. Set "
+                "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
+            )
+        self._added_tokens = added_tokens(tokenizer)
+        self._turns: dict[tuple[Any, ...], str] = {}
+        # A cache on a method would keep its object alive.
+        self._encode_after = lru_cache(maxsize=_CACHED)(partial(_encode_after, tokenizer))
+
+    def prompt_ids(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> list[int]:
+        """Encode a prompt.
+
+        Args:
+            prompt: Text, encoded as it is with the tokenizer's special tokens, or messages, rendered with the
+                generation prompt; a last message of the assistant is continued instead.
+            tools: Tool schemas; an empty list is no tools.
+
+        Returns:
+            The ids, never padded.
+
+        Raises:
+            TemplateError: There is no chat template, or it cannot render the messages.
+        """
+        if isinstance(prompt, str):
+            return list(self._tokenizer(prompt, padding=False)["input_ids"])
+        if self._template is None:
+            raise TemplateError(
+                "The prompt has messages but the tokenizer has no chat template. Set "
+                "`tokenizer.chat_template` or give prompts as text."
+            )
+        messages = clean_messages(prompt)
+        prefilled = bool(messages) and messages[-1].get("role") == "assistant"
+        text = self._template.render(messages, tools, not prefilled, continue_last=prefilled)
+        return list(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+
+    def suffix_ids(
+        self,
+        last_id: int,
+        assistant: Message,
+        results: list[Message],
+        tools: list[dict[str, Any]] | None,
+    ) -> list[int]:
+        """Encode what stands between a sampled turn and the next one.
+
+        That is the template's glue after the end of the turn, the results as one run, the generation prompt.
+        After a turn that ended on another declared EOS than the template's end-of-turn token, it is the
+        same: what follows the template's end of turn. Where the next role's marker ends turns and was
+        sampled, it is not repeated.
+
+        Args:
+            last_id: The last sampled id, a stop id.
+            assistant: The parsed turn. Only its shape counts: which fields it has and which tools it calls.
+            results: The messages that answer it.
+            tools: Tool schemas; an empty list is no tools. Only whether there are any counts.
+
+        Returns:
+            The ids of the suffix.
+
+        Raises:
+            TemplateError: The template cannot render the messages, or has no end of turn.
+        """
+        if self._template is None or self._end is None:
+            raise _no_end_of_turn()
+        history = [_QUESTION, _stand_in(assistant)]
+        stand_in_tools = _TOOLS if tools else None
+        turn = self._turn_text(history, stand_in_tools)
+        grown = self._template.render([*history, *results], stand_in_tools, True)
+        text = cut_after_turn(turn, grown, self._end, last_id, self._added_tokens)
+        return list(self._encode_after(self._end.anchor, text))
+
+    def _turn_text(self, history: list[Message], tools: list[dict[str, Any]] | None) -> str:
+        """Render a stand-in turn without what follows, or take it from the cache."""
+        assert self._template is not None
+        key = (repr(history[-1]), tools is not None)
+        if key not in self._turns:
+            if len(self._turns) == _CACHED:
+                self._turns.clear()
+            self._turns[key] = self._template.render(history, tools, False)
+        return self._turns[key]
+
+    def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
+        """Read a sampled turn; see `agentrl.chat.parsing` for the rules.
+
+        Args:
+            ids: The sampled ids, with or without a stop token at the end.
+            tools: Tool schemas, which give types to arguments in formats that write them as bare text.
+            first_call: Number of calls earlier in the rollout; makes the ids of calls unique within it.
+
+        Returns:
+            The message and its calls. Where the format of the model is not known, all text is content.
+        """
+        if ids and ids[-1] in self.stop_ids:
+            ids = ids[:-1]
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        if self._format is None:
+            return ParsedTurn({"role": "assistant", "content": text.strip()}, [])
+        return parse_turn(text, self._format, prompt=self._prompt, tools=tools, first_call=first_call)
+
+    def text(self, ids: list[int]) -> str:
+        """Decode ids without special tokens, for the completion of a text prompt.
+
+        Args:
+            ids: Ids of a completion.
+
+        Returns:
+            The text.
+        """
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _no_end_of_turn() -> TemplateError:
+    return TemplateError(
+        "The chat template writes no special token that ends a turn of the assistant, so it is not known "
+        "where sampling stops and what follows. Set `tokenizer.chat_template` to one that does."
+    )
+
+
+def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | None:
+    """The tokenizer's own response template, else the family's, else one found by rendering calls."""
+    own = getattr(template.tokenizer, "response_template", None)
+    if own is not None:
+        return load_format(own)
+    family = recognise(template.source)
+    if family is not None:
+        return load_format(family.response_template)
+    try:
+        derived = derive_response_template(template.render, None if end is None else end.text)
+    except TemplateError:
+        # A template without tools may raise on calls.
+        return None
+    return None if derived is None else load_format(derived)
+
+
+def _stand_in(assistant: Message) -> Message:
+    """A short turn of the same shape: what the rendering of the results can depend on."""
+    reasoning = {
+        name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None
+    }
+    turn = {"role": "assistant", "content": "c" if assistant.get("content") else "", **reasoning}
+    calls = assistant.get("tool_calls")
+    if not calls:
+        return turn
+    return {**turn, "tool_calls": [_stand_in_call(call) for call in calls]}
+
+
+def _stand_in_call(call: dict[str, Any]) -> dict[str, Any]:
+    name = call.get("function", call).get("name")
+    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+
+
+def _encode_after(tokenizer: PreTrainedTokenizerBase, stop_id: int, text: str) -> tuple[int, ...]:
+    """Encode text that follows a stop token, so that it is tokenised as within a whole conversation."""
+    stop_text = tokenizer.convert_ids_to_tokens(stop_id)
+    ids = tokenizer(f"{stop_text}{text}", add_special_tokens=False, padding=False)["input_ids"]
+    # Some tokenizers put a space in front of the text, hence no fixed place.
+    return tuple(ids[ids.index(stop_id) + 1 :])

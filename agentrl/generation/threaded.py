@@ -1,0 +1,178 @@
+"""One thread that runs a model, behind the `Generator` protocol.
+
+Requests come in by a queue and samples go back to the event loop of whoever awaits them. The thread starts
+with the first request, sleeps while there is nothing to do, and ends with `close`. What it runs is a
+`Core`, which knows neither threads nor event loops. The weights may change only while no request is
+unanswered; `sync` comes after that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from agentrl.errors import GenerationError
+from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.types import Sample
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[Sample | GenerationError], None]
+"""What a core calls once for each request that was not cancelled."""
+
+
+class Core(Protocol):
+    """Turns requests into samples, one step at a time; all calls come from one thread."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is unanswered."""
+
+    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> Any:
+        """Take a turn of a session; returns what `cancel` takes, or raises."""
+
+    def cancel(self, request: Any) -> None:
+        """Drop a request without an answer; answered ones are ignored."""
+
+    def release(self, name: str) -> None:
+        """Forget a session."""
+
+    def renew(self, version: int) -> None:
+        """Forget what was computed with older weights."""
+
+    def step(self) -> None:
+        """Work for a while."""
+
+    def fail(self, error: Exception) -> None:
+        """Answer every request with an error and free what is held."""
+
+
+class ThreadedGenerator:
+    """Implements `Generator` by running a core in a thread.
+
+    Args:
+        core: What samples.
+        stats: The counters that the core keeps.
+        max_context: Most tokens a row may have, None if unknown.
+    """
+
+    def __init__(self, core: Core, stats: GenerationStats, max_context: int | None):
+        self.stats = stats
+        self._core = core
+        self._max_context = max_context
+        self._inbox: queue.SimpleQueue[Callable[[Core], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    @property
+    def max_context(self) -> int | None:
+        """Most tokens a row may have, from the model's config."""
+        return self._max_context
+
+    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+        """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""
+        self._check(session, ids, params)
+        turn = _Turn(session, list(ids), params)
+        with self._lock:
+            if self._closed.is_set():
+                raise GenerationError(f"session {session!r}: the generator is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="agentrl-generator", daemon=True)
+                self._thread.start()
+            self._inbox.put(turn.submit)
+        try:
+            return await turn.answer
+        except asyncio.CancelledError:
+            self._inbox.put(turn.drop)
+            raise
+
+    def release(self, session: str) -> None:
+        """Forget a session; unknown sessions are ignored."""
+        self._inbox.put(lambda core: core.release(session))
+
+    def sync(self, weights_version: int) -> None:
+        """Drop what was cached under older weights; later samples carry this version."""
+        self._inbox.put(lambda core: core.renew(weights_version))
+
+    def close(self) -> None:
+        """End the thread and free the cache; requests without an answer get a `GenerationError`."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._closed.set()
+        if thread is not None:
+            self._inbox.put(lambda core: None)
+            thread.join()
+
+    def _check(self, session: str, ids: Sequence[int], params: SamplingParams) -> None:
+        if not ids:
+            raise GenerationError(f"session {session!r}: the row is empty; a prompt needs at least one token")
+        limit = self.max_context
+        if limit is not None and len(ids) + params.max_tokens > limit:
+            raise GenerationError(
+                f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the "
+                f"model's context of {limit}; shorten the prompt or lower the completion length"
+            )
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            self._run_commands(wait=not self._core.busy)
+            if self._core.busy:
+                try:
+                    self._core.step()
+                except Exception as error:
+                    # The thread must live, and nobody may wait for ever.
+                    logger.exception("the generator failed; so do all its requests")
+                    self._core.fail(error)
+        self._run_commands(wait=False)
+        self._core.fail(GenerationError("the generator was closed before the turn was finished"))
+
+    def _run_commands(self, *, wait: bool) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._inbox.get(block=wait)(self._core)
+                wait = False
+
+
+class _Turn:
+    """Carries one request from the event loop to the thread, and its answer back."""
+
+    def __init__(self, session: str, ids: list[int], params: SamplingParams):
+        self._session, self._ids, self._params = session, ids, params
+        self._loop = asyncio.get_running_loop()
+        self._request: Any = None
+        self.answer: asyncio.Future[Sample] = self._loop.create_future()
+
+    def submit(self, core: Core) -> None:
+        try:
+            self._request = core.submit(self._session, self._ids, self._params, self._deliver)
+        except Exception as error:  # noqa: BLE001 - sizing a cache runs the model, which may raise anything
+            self._deliver(explain(self._session, error))
+
+    def drop(self, core: Core) -> None:
+        if self._request is not None:
+            core.cancel(self._request)
+
+    def _deliver(self, answer: Sample | GenerationError) -> None:
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._resolve, answer)
+
+    def _resolve(self, answer: Sample | GenerationError) -> None:
+        if self.answer.done():
+            return
+        if isinstance(answer, Sample):
+            self.answer.set_result(answer)
+        else:
+            self.answer.set_exception(answer)
+
+
+def explain(session: str, error: Exception) -> GenerationError:
+    """Say which session an error concerns and keep the error as the cause."""
+    message = str(error) if isinstance(error, GenerationError) else f"{type(error).__name__}: {error}"
+    explained = GenerationError(f"session {session!r}: {message}")
+    explained.__cause__ = error
+    return explained

@@ -1,0 +1,263 @@
+"""Environments: the contract, and a pool of instances that rollouts lease.
+
+An environment is a class (or any factory) whose instances have
+
+- `reset(**columns)`, required, called at the start of each rollout. It gets the dataset columns that its
+  signature takes, and `seed`, the same for every member of a group. It may give back None, text (added to
+  the last user message, or the user message itself when the dataset has no prompt), content blocks (the
+  same, with images) or whole messages (appended);
+- `get_reward()`, optional: the reward of the episode just played, a finite number, or None where it does
+  not apply;
+- `close()`, optional: frees what the instance holds, called once;
+- tools: every other public method written in the class or a parent. Static and class methods, properties,
+  attributes and names that begin with an underscore are not offered to the model.
+
+All of them may be async. An environment ends an episode in one of two ways: a tool raises
+`EpisodeDone(text)`, or the instance has an attribute (or property) `done` that is true after a tool round. A
+method called `done` is a tool and ends nothing.
+
+Instances are reused: one rollout at a time holds an instance, and `reset` must clear what the last one left.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.errors import ConfigurationError, RewardError, ToolDefinitionError
+from agentrl.rollout.tools import RESERVED_NAMES, EpisodeDone, Tool
+from agentrl.types import Prompt, Task
+
+__all__ = [
+    "EnvironmentSpec",
+    "EpisodeDone",
+    "apply_observation",
+    "as_number",
+    "check_columns",
+    "environment_tools",
+    "episode_done",
+    "merge_tools",
+    "read_reward",
+    "reset_arguments",
+]
+
+NOT_FOR_RESET = frozenset({"prompt", "environment"})
+"""Dataset columns that agentrl itself consumes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvironmentSpec:
+    """What an instance tells about its environment, learnt once.
+
+    Attributes:
+        name: The key in `environment_factory`, None for a single environment.
+        class_name: Name of the instances' class; messages and metrics use it.
+        tools: Its methods as tools, not bound to an instance.
+        reset_parameters: The parameters of `reset`.
+        has_reward: Whether it owns a reward.
+    """
+
+    name: str | None
+    class_name: str
+    tools: Mapping[str, Tool]
+    reset_parameters: Mapping[str, inspect.Parameter]
+    has_reward: bool
+
+    @classmethod
+    def of(cls, instance: Any, name: str | None = None) -> EnvironmentSpec:
+        """Check an instance against the contract.
+
+        Raises:
+            ToolDefinitionError: It is not an environment, or one of its methods cannot be a tool.
+        """
+        class_name = type(instance).__name__
+        if not callable(getattr(instance, "reset", None)):
+            raise ToolDefinitionError(
+                f"the environment {class_name} has no method `reset`; define `def reset(self, **kwargs)`, "
+                "which is called at the start of each rollout"
+            )
+        get_reward = getattr(instance, "get_reward", None)
+        if callable(get_reward) and (wanted := _required(inspect.signature(get_reward).parameters)):
+            raise ToolDefinitionError(
+                f"{class_name}.get_reward is called without arguments but needs {wanted}"
+            )
+        return cls(
+            name=name,
+            class_name=class_name,
+            tools=environment_tools(instance),
+            reset_parameters=inspect.signature(instance.reset).parameters,
+            has_reward=callable(get_reward),
+        )
+
+    def bind(self, instance: Any) -> dict[str, Tool]:
+        """The tools of one instance."""
+        return {name: tool.bind(instance) for name, tool in self.tools.items()}
+
+
+def environment_tools(instance: Any) -> dict[str, Tool]:
+    """The public methods of an instance as tools, by name, not bound to it.
+
+    Raises:
+        ToolDefinitionError: A public method lacks hints or documentation; names class, method and what.
+    """
+    cls = type(instance)
+    tools = {}
+    for name in dir(cls):
+        method = inspect.getattr_static(cls, name)
+        if name.startswith("_") or name in RESERVED_NAMES or not inspect.isfunction(method):
+            continue
+        tool = Tool.from_function(getattr(instance, name), owner=cls.__name__)
+        tools[name] = replace(tool.renamed(name), function=method)  # the attribute's name, also for an alias
+    return tools
+
+
+def merge_tools(
+    standalone: Mapping[str, Tool], environment: Mapping[str, Tool], owner: str
+) -> dict[str, Tool]:
+    """Standalone tools and those of one environment together.
+
+    Raises:
+        ToolDefinitionError: A name is in both.
+    """
+    if both := sorted(standalone.keys() & environment.keys()):
+        raise ToolDefinitionError(
+            f"{both} are names of `tools` and of methods of the environment {owner}; rename one of each pair"
+        )
+    return {**standalone, **environment}
+
+
+def check_columns(spec: EnvironmentSpec, columns: Iterable[str]) -> None:
+    """Check that the dataset has every column that `reset` cannot do without.
+
+    Raises:
+        ConfigurationError: Names class, parameter and the columns that there are.
+    """
+    passed = sorted(set(columns) - NOT_FOR_RESET)
+    missing = [name for name in _required(spec.reset_parameters) if name not in {*passed, "seed"}]
+    if missing:
+        raise ConfigurationError(
+            f"{spec.class_name}.reset needs {missing}, but the dataset only offers it the columns {passed} "
+            "(and `seed`); add the column, or give the parameter a default"
+        )
+
+
+def reset_arguments(parameters: Mapping[str, inspect.Parameter], task: Task) -> dict[str, Any]:
+    """The keyword arguments for `reset`: the row's columns and the group's seed, as far as it takes them.
+
+    `prompt` and `environment` are never passed. A column called `seed` wins over the group's seed.
+    """
+    offered = {"seed": task.seed} | {k: v for k, v in task.columns.items() if k not in NOT_FOR_RESET}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return offered
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def apply_observation(prompt: Prompt | None, observation: Any, class_name: str) -> Prompt:
+    """The prompt that the model sees: the dataset's, with what `reset` gave back; neither is changed.
+
+    Args:
+        prompt: The dataset's prompt, None when it has none.
+        observation: What `reset` gave back: None, text, content blocks or messages.
+        class_name: The environment's class, for error messages.
+
+    Raises:
+        ToolDefinitionError: `reset` gave back something else, or there is no prompt at all.
+    """
+    if observation is None or observation == []:
+        if not prompt:
+            raise ToolDefinitionError(
+                f"there is no prompt: the dataset has none and {class_name}.reset gave back {observation!r}; "
+                "give back the task as text or messages, or add a `prompt` column"
+            )
+        return prompt
+    kind = _observation_kind(observation)
+    if kind is None:
+        raise ToolDefinitionError(
+            f"{class_name}.reset gave back {reprlib.repr(observation)}; it may give back None, a string, a "
+            'list of content blocks such as {"type": "text", "text": ...} or a list of messages with a "role"'
+        )
+    if isinstance(prompt, str):
+        if kind != "text":
+            raise ToolDefinitionError(
+                f"{class_name}.reset gave back {kind}, which cannot be added to the plain-text prompt "
+                f"{reprlib.repr(prompt)}; make the dataset's prompts lists of messages"
+            )
+        return prompt + observation
+    messages = list(prompt or [])
+    if kind == "messages":
+        return messages + observation
+    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    if not users:
+        return [*messages, {"role": "user", "content": observation}]
+    last = messages[users[-1]]
+    messages[users[-1]] = last | {"content": _joined(last.get("content"), observation)}
+    return messages
+
+
+def episode_done(instance: Any) -> bool:
+    """Whether the instance says that its episode is over."""
+    done = getattr(instance, "done", False)
+    return not callable(done) and bool(done)
+
+
+def read_reward(value: Any, class_name: str) -> float | None:
+    """Read what `get_reward` gave back.
+
+    Raises:
+        RewardError: It is neither None nor a finite number.
+    """
+    if value is None:
+        return None
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise RewardError(
+            f"{class_name}.get_reward gave back {reprlib.repr(value)}; it must give back a finite number, "
+            "or None where the reward does not apply"
+        )
+    return number
+
+
+def as_number(value: Any) -> float | None:
+    """A Python, NumPy or torch scalar as a float, None if it is no number."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    return float(value) if isinstance(value, numbers.Real) else None
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    named = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    return [name for name, p in parameters.items() if p.kind in named and p.default is p.empty]
+
+
+def _observation_kind(observation: Any) -> str | None:
+    if isinstance(observation, str):
+        return "text"
+    if not isinstance(observation, list) or not all(isinstance(item, dict) for item in observation):
+        return None
+    if all(isinstance(item.get("role"), str) for item in observation):
+        return "messages"
+    if all(isinstance(item.get("type"), str) and "role" not in item for item in observation):
+        return "content blocks"
+    return None
+
+
+def _joined(content: Any, observation: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A message's content followed by an observation; text stays text as long as it can."""
+    if isinstance(observation, str) and (content is None or isinstance(content, str)):
+        return (content or "") + observation
+    return _blocks(content) + _blocks(observation)
+
+
+def _blocks(content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content or [])

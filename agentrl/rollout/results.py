@@ -1,0 +1,105 @@
+"""What a tool returned, as the model gets to see it.
+
+| returned                            | content                                                     |
+|-------------------------------------|-------------------------------------------------------------|
+| str                                 | as it is                                                    |
+| dict, list, tuple                   | JSON with real characters, no escapes (`{"r": "café"}`)     |
+| bytes                               | UTF-8 text, undecodable bytes replaced                      |
+| PIL image                           | one image block                                             |
+| list of text/image blocks or images | blocks, images as they are; plain text if there is no image |
+| anything else, `None` included      | `str(value)`, NumPy and torch scalars as plain numbers      |
+
+Text above `MAX_CHARACTERS` is cut and says so.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from PIL.Image import Image
+
+MAX_CHARACTERS = 32_768
+"""Most characters of one text that reach the model, some 8000 tokens."""
+
+_IMAGE_SOURCES = frozenset({"image", "url", "path", "base64"})
+
+
+def render(value: Any) -> str | list[dict[str, Any]]:
+    """Render a tool's return value as the content of a tool message; see the table above."""
+    if isinstance(value, Image):
+        return [_image_block(value)]
+    if isinstance(value, list) and value and all(_is_block(item) for item in value):
+        return _blocks(value)
+    return truncate(_valid(_text(value)))
+
+
+def truncate(text: str, limit: int = MAX_CHARACTERS, side: Literal["left", "right"] = "right") -> str:
+    """Keep `limit` characters of a longer text and add a marker that counts what was left out.
+
+    Args:
+        text: What to cut.
+        limit: How many characters to keep; the marker comes on top.
+        side: Where to cut: "right" keeps the beginning, "left" the end.
+
+    Example:
+        >>> truncate("abcdef", 2, "left")
+        '[4 characters left out]ef'
+    """
+    if side not in ("left", "right"):
+        raise ValueError(f'side must be "left" or "right", not {side!r}')
+    if len(text) <= limit:
+        return text
+    marker = f"[{len(text) - limit} characters left out]"
+    return marker + text[len(text) - limit :] if side == "left" else text[:limit] + marker
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict | list | tuple):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=_jsonable)
+        except (TypeError, ValueError):  # keys that JSON has not, or a structure that contains itself
+            return str(value)
+    return str(_jsonable(value))
+
+
+def _jsonable(value: Any) -> Any:
+    """NumPy and torch values as plain numbers and lists, anything else as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _valid(text: str) -> str:
+    """Replace lone surrogates, which no tokenizer can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def _is_block(item: Any) -> bool:
+    if isinstance(item, Image):
+        return True
+    if not isinstance(item, dict):
+        return False
+    if item.get("type") == "text":
+        return isinstance(item.get("text"), str)
+    return item.get("type") == "image" and not _IMAGE_SOURCES.isdisjoint(item)
+
+
+def _blocks(items: list[Any]) -> str | list[dict[str, Any]]:
+    blocks = [_image_block(item) if isinstance(item, Image) else item for item in items]
+    if all(block["type"] == "text" for block in blocks):
+        return truncate(_valid("".join(block["text"] for block in blocks)))
+    return [
+        block | {"text": truncate(_valid(block["text"]))} if block["type"] == "text" else block
+        for block in blocks
+    ]
+
+
+def _image_block(image: Image) -> dict[str, Any]:
+    return {"type": "image", "image": image}

@@ -1,0 +1,367 @@
+"""The trainers' configurations: documented names and defaults on `transformers.TrainingArguments`.
+
+Every argument does what its description says or is refused at construction with a reason; none is accepted and
+ignored. Names, defaults and meaning follow the documentation of TRL's `GRPOConfig` and `RLOOConfig`, so that a
+script keeps working when its import changes. What differs:
+
+- `bf16` is on by default where the device has it, and off on the CPU, which only emulates it. Mixed precision costs
+  the exactness of `sampling/sampling_logp_difference` (see the docs on exactness).
+- `gradient_checkpointing` is `transformers`' `activation_checkpointing` under its documented name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from agentrl.errors import ConfigurationError
+
+_VLLM = "generation through vLLM is not part of this version; leave use_vllm=False"
+_LATER_LOSS = "this objective is not part of this version"
+_OWN_LOSS = "the objective is computed by agentrl, not from labels"
+
+REFUSED: dict[str, str] = {
+    "use_vllm": _VLLM,
+    "vllm_structured_outputs_regex": _VLLM,
+    "vllm_importance_sampling_clip_min": _VLLM,
+    "vllm_importance_sampling_cap": _VLLM,
+    "router_aux_loss_coef": "the auxiliary loss of mixture-of-experts models is not part of this version",
+    "cast_lm_head_to_fp32": "not part of this version; load the model in float32 with model_init_kwargs instead",
+    "multi_objective_aggregation": _LATER_LOSS,
+    "off_policy_mask_threshold": _LATER_LOSS,
+    "top_entropy_quantile": _LATER_LOSS,
+    "entropy_coef": _LATER_LOSS,
+    "use_adaptive_entropy": _LATER_LOSS,
+    "sync_ref_model": "mixing the reference model is not part of this version",
+    "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
+    "label_smoothing_factor": _OWN_LOSS,
+    "label_names": _OWN_LOSS,
+    "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
+    "batch_eval_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
+    "train_sampling_strategy": "rows are drawn in groups; use shuffle_dataset to switch shuffling off",
+    "length_column_name": "rows are drawn in groups, not by length",
+    "auto_find_batch_size": "groups would be cut differently; set per_device_train_batch_size",
+    "include_num_input_tokens_seen": "the metric num_tokens counts them always",
+    "fsdp": "sharded training is not part of this version",
+    "deepspeed": "sharded training is not part of this version",
+    "parallelism_config": "sharded training is not part of this version",
+}
+"""Arguments that only work at their default in this version, and why. (A test walks all fields.)"""
+
+LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo")
+SCALE_REWARDS = ("group", "batch", "none")
+
+
+def _arg(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class RolloutConfig(TrainingArguments):
+    """What GRPO and RLOO share; use `GRPOConfig` or `RLOOConfig`."""
+
+    _VALID_DICT_FIELDS = [  # noqa: RUF012 - transformers reads it as a class attribute
+        *TrainingArguments._VALID_DICT_FIELDS,
+        "model_init_kwargs",
+        "generation_kwargs",
+        "chat_template_kwargs",
+        "transformers_continuous_batching_config",
+    ]
+
+    learning_rate: float = _arg(1e-6, "Initial learning rate.")
+    logging_steps: float = _arg(10, "Log every so many optimizer steps; below 1, a share of all steps.")
+    gradient_checkpointing: bool | None = _arg(
+        True, "Recompute activations in the backward pass to save memory."
+    )
+    bf16: bool | None = _arg(  # type: ignore[assignment]
+        None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set.")
+    remove_unused_columns: bool | None = _arg(  # type: ignore[assignment]
+        False,
+        "Keep only `prompt` (and `environment`): reward functions and reset() then see no other column.",
+    )
+
+    # Model and reference model
+    model_init_kwargs: dict[str, Any] | str | None = _arg(
+        None, "Keyword arguments for from_pretrained when `model` is a name; dtype defaults to float32."
+    )
+    trust_remote_code: bool = _arg(False, "Allow model, reward model and tokenizer code from the hub to run.")
+    router_aux_loss_coef: float | None = _arg(None, "Weight of a mixture-of-experts model's balancing loss.")
+    disable_dropout: bool = _arg(False, "Set all dropout probabilities of the policy to 0.")
+
+    # Data
+    num_generations: int | None = _arg(8, "Completions sampled for each prompt: the group size.")
+    num_generations_eval: int | None = _arg(None, "The same in evaluation; None takes num_generations.")
+    max_completion_length: int | None = _arg(
+        512, "Most tokens after the prompt, over the whole episode, tool results included; None: no limit."
+    )
+    ds3_gather_for_generation: bool = _arg(True, "DeepSpeed ZeRO-3 only: gather the weights for generation.")
+    shuffle_dataset: bool | None = _arg(True, "Shuffle the training dataset each epoch.")
+    pad_to_multiple_of: int | str | None = _arg("auto", "Pad rows to a multiple; `auto` pads on Neuron only.")
+
+    # Generation
+    generation_batch_size: int | None = _arg(
+        None, "Completions generated at once over all processes; excludes steps_per_generation."
+    )
+    steps_per_generation: int | None = _arg(
+        None, "Micro-batches made of one generation; default: gradient_accumulation_steps."
+    )
+    temperature: float = _arg(1.0, "Sampling temperature.")
+    top_p: float = _arg(1.0, "Keep the likeliest tokens whose probabilities reach this sum, in (0, 1].")
+    top_k: int = _arg(0, "Keep the k likeliest tokens; 0 keeps all.")
+    min_p: float | None = _arg(None, "Keep tokens at least this fraction as likely as the likeliest.")
+    generation_kwargs: dict[str, Any] | str | None = _arg(
+        None, "Further GenerationConfig arguments; they win over the ones above."
+    )
+    chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
+    repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
+    cache_implementation: str | None = _arg(
+        None, "A cache of transformers' generate; selects that generator."
+    )
+    use_transformers_continuous_batching: bool = _arg(
+        False, "Generate with transformers' continuous batching."
+    )
+    transformers_continuous_batching_config: dict[str, Any] | str | None = _arg(
+        None, "Arguments of its ContinuousBatchingConfig."
+    )
+    use_transformers_paged: bool = _arg(False, "Deprecated: use_transformers_continuous_batching.")
+
+    # vLLM
+    use_vllm: bool = _arg(False, "Generate with vLLM.")
+    vllm_mode: str = _arg("colocate", "`colocate` or `server`.")
+    vllm_model_impl: str = _arg("vllm", "`vllm` or `transformers`.")
+    vllm_enable_sleep_mode: bool = _arg(False, "Offload vLLM during the optimizer step.")
+    vllm_structured_outputs_regex: str | None = _arg(None, "Regular expression that completions must match.")
+    vllm_server_base_url: str | None = _arg(None, "Base URL of the server.")
+    vllm_server_host: str = _arg("0.0.0.0", "Host of the server.")
+    vllm_server_port: int = _arg(8000, "Port of the server.")
+    vllm_server_timeout: float = _arg(240.0, "Seconds to wait for the server.")
+    vllm_group_port: int = _arg(51216, "Port of the weight transfer group.")
+    vllm_gpu_memory_utilization: float = _arg(0.3, "Share of GPU memory for vLLM.")
+    vllm_max_model_length: int | None = _arg(None, "Context length of vLLM.")
+    vllm_tensor_parallel_size: int = _arg(1, "Tensor parallel size of vLLM.")
+
+    # Objective
+    beta: float = _arg(0.0, "KL coefficient; 0.0 loads no reference model.")
+    num_iterations: int = _arg(1, "Times each generated batch is trained on.")
+    epsilon: float = _arg(0.2, "Lower clip range of the probability ratio.")
+    epsilon_high: float | None = _arg(None, "Upper clip range; default: epsilon.")
+    reward_weights: list[float] | None = _arg(None, "A weight for each reward function; default: 1.0 each.")
+    mask_truncated_completions: bool = _arg(False, "Leave truncated completions out of the loss.")
+    sync_ref_model: bool = _arg(False, "Mix the policy into the reference model now and then.")
+    ref_model_mixup_alpha: float = _arg(0.6, "Share of the policy in that mix.")
+    ref_model_sync_steps: int = _arg(512, "Steps between mixes.")
+
+    # Logging
+    log_completions: bool = _arg(False, "Show prompts and completions every logging_steps.")
+    log_multimodal: bool = _arg(True, "Include images in what log_completions logs.")
+    num_completions_to_print: int | None = _arg(None, "How many of them; None: all.")
+    log_unique_prompts: bool = _arg(False, "Show one completion for each prompt only.")
+
+    def __post_init__(self) -> None:
+        if self.use_transformers_paged:
+            warnings.warn(
+                "use_transformers_paged is deprecated; use use_transformers_continuous_batching",
+                FutureWarning,
+                stacklevel=3,
+            )
+            self.use_transformers_continuous_batching = True
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and not self.use_cpu and _device_has_bf16()
+        if self.activation_checkpointing is None:
+            # Set before the base class looks, which would warn about its documented name on every construction.
+            self.activation_checkpointing = self.gradient_checkpointing
+            self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
+        super().__post_init__()
+        self._refuse_unsupported()
+        self._check_ranges()
+        self._derive_batch_sizes()
+
+    @property
+    def eval_generations(self) -> int:
+        """Completions for each prompt in evaluation."""
+        return self.num_generations_eval or self.num_generations or 1
+
+    @property
+    def prompts_per_generation(self) -> int:
+        """Distinct prompts in one generation batch, over all processes."""
+        assert self.generation_batch_size is not None
+        assert self.num_generations is not None
+        return self.generation_batch_size // self.num_generations
+
+    def _refuse_unsupported(self) -> None:
+        for spec in dataclasses.fields(self):
+            if (reason := REFUSED.get(spec.name)) is None:
+                continue
+            value = getattr(self, spec.name)
+            if value not in (_default(spec), None, [], "no"):
+                raise ConfigurationError(f"{spec.name}={value!r} is refused: {reason}.")
+
+    def _check_ranges(self) -> None:
+        self.num_generations = 1 if self.num_generations is None else self.num_generations
+        _require(
+            self.num_generations >= 2,
+            "num_generations",
+            self.num_generations,
+            "at least 2: a group has a baseline",
+        )
+        _require(
+            self.temperature > 0 and math.isfinite(self.temperature),
+            "temperature",
+            self.temperature,
+            "above 0",
+        )
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more")
+        _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "None or in [0, 1]")
+        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require(self.num_iterations >= 1, "num_iterations", self.num_iterations, "at least 1")
+        _require(self.epsilon >= 0, "epsilon", self.epsilon, "0 or more")
+        _require(self.beta >= 0, "beta", self.beta, "0 or more")
+        length = self.max_completion_length
+        _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
+        multiple = self.pad_to_multiple_of
+        valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
+        _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
+
+    def _derive_batch_sizes(self) -> None:
+        """Fill in generation_batch_size and steps_per_generation, and check that groups fit."""
+        step = self.per_device_train_batch_size * self.world_size
+        if self.generation_batch_size is not None and self.steps_per_generation is not None:
+            raise ConfigurationError(
+                f"generation_batch_size={self.generation_batch_size} and steps_per_generation="
+                f"{self.steps_per_generation} say the same thing; give one of them."
+            )
+        if self.generation_batch_size is None:
+            self.steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+            self.generation_batch_size = step * self.steps_per_generation
+        elif self.generation_batch_size % step:
+            raise ConfigurationError(
+                f"generation_batch_size={self.generation_batch_size} must be a multiple of {step} "
+                f"(per_device_train_batch_size={self.per_device_train_batch_size} x {self.world_size} processes)."
+            )
+        else:
+            self.steps_per_generation = self.generation_batch_size // step
+        generations = self.num_generations
+        assert generations is not None
+        if self.generation_batch_size % generations:
+            fitting = [
+                n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0
+            ]
+            raise ConfigurationError(
+                f"num_generations={generations} does not divide the generation batch of "
+                f"{self.generation_batch_size} completions (per_device_train_batch_size="
+                f"{self.per_device_train_batch_size} x {self.world_size} processes x steps_per_generation="
+                f"{self.steps_per_generation}). num_generations could be {', '.join(map(str, fitting)) or 'none'}."
+            )
+        if self.eval_strategy != "no":
+            batch = self.per_device_eval_batch_size * self.world_size
+            if batch % self.eval_generations:
+                raise ConfigurationError(
+                    f"the evaluation batch of {batch} completions (per_device_eval_batch_size="
+                    f"{self.per_device_eval_batch_size} x {self.world_size} processes) is not a multiple of "
+                    f"num_generations_eval={self.eval_generations}."
+                )
+
+
+@dataclass
+class GRPOConfig(RolloutConfig):
+    """Configuration of `GRPOTrainer`; see `RolloutConfig` for what it shares with RLOO."""
+
+    cast_lm_head_to_fp32: bool = _arg(False, "Run the language-model head in float32 (untied models).")
+    delta: float | None = _arg(None, "Second upper clip of the ratio (INTELLECT-2), above 1 + epsilon.")
+    sapo_temperature_neg: float = _arg(1.05, "SAPO: temperature of tokens with advantage <= 0.")
+    sapo_temperature_pos: float = _arg(1.0, "SAPO: temperature of tokens with advantage > 0.")
+    vespo_k_pos: float = _arg(2.0, "VESPO: power for positive advantages.")
+    vespo_lambda_pos: float = _arg(3.0, "VESPO: decay for positive advantages.")
+    vespo_k_neg: float = _arg(3.0, "VESPO: power for negative advantages.")
+    vespo_lambda_neg: float = _arg(2.0, "VESPO: decay for negative advantages.")
+    importance_sampling_level: str = _arg("token", "`token`, or `sequence` (GSPO).")
+    multi_objective_aggregation: str = _arg("sum_then_normalize", "How several rewards are combined.")
+    scale_rewards: str = _arg("group", "Divide advantages by the std of the `group`, the `batch`, or `none`.")
+    loss_type: str = _arg("dapo", f"One of {', '.join(LOSS_TYPES)}.")
+    top_entropy_quantile: float = _arg(1.0, "Train on the tokens of highest entropy only.")
+    entropy_coef: float = _arg(0.0, "Weight of an entropy bonus.")
+    use_adaptive_entropy: bool = _arg(False, "Adapt that weight.")
+    entropy_coef_min: float = _arg(0.0, "Its lower bound.")
+    entropy_coef_max: float = _arg(1.0, "Its upper bound.")
+    entropy_coef_delta: float = _arg(0.005, "Its step.")
+    entropy_target: float = _arg(0.2, "The entropy aimed at, in nats a token.")
+    max_tool_calling_iterations: int | None = _arg(None, "Most tool rounds in an episode; 0: no call is run.")
+    vllm_importance_sampling_correction: bool = _arg(True, "Correct for vLLM's logprobs.")
+    vllm_importance_sampling_mode: str = _arg("sequence_mask", "How.")
+    vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Upper bound of the correction.")
+    vllm_importance_sampling_clip_min: float | None = _arg(None, "Lower bound of the correction.")
+    off_policy_mask_threshold: float | None = _arg(None, "Mask rows that are too far off policy.")
+    use_bias_correction_kl: bool = _arg(True, "Weight the KL term by the importance ratio (DeepSeek-V3.2).")
+    log_completions_hub_repo: str | None = _arg(None, "Hub repository for completions.")
+    vllm_importance_sampling_cap: float | None = _arg(None, "Deprecated: vllm_importance_sampling_clip_max.")
+
+    def __post_init__(self) -> None:
+        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
+        super().__post_init__()
+        _require(
+            self.scale_rewards in SCALE_REWARDS,
+            "scale_rewards",
+            self.scale_rewards,
+            f"one of {SCALE_REWARDS}",
+        )
+        _require(self.loss_type in LOSS_TYPES, "loss_type", self.loss_type, f"one of {LOSS_TYPES}")
+        level = self.importance_sampling_level
+        _require(level in ("token", "sequence"), "importance_sampling_level", level, "'token' or 'sequence'")
+        if self.loss_type == "dr_grpo":
+            length = self.max_completion_length
+            _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
+        iterations = self.max_tool_calling_iterations
+        _require(
+            iterations is None or iterations >= 0,
+            "max_tool_calling_iterations",
+            iterations,
+            "None, 0 or more",
+        )
+        _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
+
+
+@dataclass
+class RLOOConfig(RolloutConfig):
+    """Configuration of `RLOOTrainer`; see `RolloutConfig` for what it shares with GRPO."""
+
+    num_generations: int | None = _arg(2, "Completions sampled for each prompt: the group size.")
+    beta: float = _arg(0.05, "KL coefficient, applied in the reward; 0.0 loads no reference model.")
+    normalize_advantages: bool = _arg(False, "Give the advantages of a generation batch mean 0 and std 1.")
+    reward_clip_range: tuple[float, float] | None = _arg(None, "Clip the total reward to (min, max).")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        clip = self.reward_clip_range
+        valid = clip is None or (len(clip) == 2 and clip[0] < clip[1])
+        _require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
+
+
+def _require(condition: bool, name: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{name}={value!r}: expected {expected}.")
+
+
+def _default(spec: dataclasses.Field[Any]) -> Any:
+    if spec.default_factory is not dataclasses.MISSING:
+        return spec.default_factory()
+    return spec.default
+
+
+def _device_has_bf16() -> bool:
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return bool(getattr(torch, "xpu", None) and torch.xpu.is_available())
+
+
+def as_dict(value: dict[str, Any] | str | None) -> dict[str, Any] | None:
+    """Narrow an argument that a command line gives as JSON, which `TrainingArguments` has parsed by now."""
+    if value is None or isinstance(value, dict):
+        return value
+    raise ConfigurationError(f"expected a JSON object, not {value!r}.")

@@ -1,0 +1,114 @@
+"""Checks of what the user passes to a trainer, before anything is loaded or run.
+
+Each check raises `ConfigurationError` with what was wrong, where, and what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+
+from agentrl.errors import ConfigurationError
+from agentrl.training.arguments import RolloutConfig
+from agentrl.types import Prompt
+
+Environments = Callable[[], Any] | dict[str, Callable[[], Any]]
+
+
+def check_sources(
+    *,
+    reward_funcs: Sequence[Any],
+    tools: Sequence[Any],
+    environments: Environments | None,
+    rollout_func: Callable[..., Any] | None,
+    train_dataset: Any,
+    args: RolloutConfig,
+) -> None:
+    """Check that there are tasks to play, and that what plays them does not contradict itself."""
+    if rollout_func is not None and (tools or environments is not None):
+        raise ConfigurationError(
+            "rollout_func replaces the rollout engine, so `tools` and `environment_factory` would never be used; "
+            "drop them or drop rollout_func."
+        )
+    if environments is None and not reward_funcs:
+        raise ConfigurationError(
+            "there is no reward: pass reward_funcs, or an environment_factory whose class has get_reward()."
+        )
+    if train_dataset is None:
+        if environments is None:
+            raise ConfigurationError("train_dataset is missing; only an environment can do without one.")
+        if isinstance(environments, dict):
+            raise ConfigurationError(
+                "environment_factory is a dict, so train_dataset needs a column `environment` that picks one of "
+                f"{sorted(environments)} for each row."
+            )
+        if args.max_steps <= 0:
+            raise ConfigurationError("without a train_dataset nothing says how long to train: set max_steps.")
+    if isinstance(train_dataset, datasets.IterableDataset) and args.max_steps <= 0:
+        raise ConfigurationError("a train_dataset without a length needs max_steps, which is not set.")
+
+
+def check_rows(
+    dataset: datasets.Dataset | datasets.IterableDataset, environments: Environments | None, *, tools: bool
+) -> None:
+    """Check the columns of a dataset, and those values that can be read without running it.
+
+    Args:
+        dataset: A training or evaluation dataset. Of a stream only the declared columns are checked here.
+        environments: One factory, several by name, or none.
+        tools: Whether rollouts call tools, which needs conversational prompts.
+    """
+    columns = dataset.column_names
+    if columns is None:
+        return
+    if "prompt" not in columns and environments is None:
+        raise ConfigurationError(f"the dataset has no column `prompt`; its columns are {sorted(columns)}.")
+    if isinstance(environments, dict) and "environment" not in columns:
+        raise ConfigurationError(
+            f"environment_factory is a dict, so the dataset needs a column `environment` with one of "
+            f"{sorted(environments)} in each row; its columns are {sorted(columns)}."
+        )
+    if not isinstance(dataset, datasets.Dataset):
+        return
+    if isinstance(environments, dict):
+        for index, name in enumerate(dataset["environment"]):
+            check_environment_name(name, environments, f"row {index}")
+    if "prompt" in columns and len(dataset):
+        check_prompt(dataset[0]["prompt"], "row 0", environments, tools=tools)
+
+
+def check_environment_name(name: Any, environments: dict[str, Any], where: str) -> None:
+    """Check that a row's `environment` is one of the factories."""
+    if name not in environments:
+        raise ConfigurationError(
+            f"{where} of the dataset has environment={name!r}, which environment_factory does not have; "
+            f"known are {sorted(environments)}."
+        )
+
+
+def check_prompt(
+    prompt: Prompt | None, where: str, environments: Environments | None, *, tools: bool
+) -> None:
+    """Check that a prompt has the form that its rollout needs."""
+    if prompt is None:
+        if environments is None:
+            raise ConfigurationError(f"{where} of the dataset has no prompt.")
+        return
+    if isinstance(prompt, str):
+        if tools:
+            raise ConfigurationError(
+                f"{where} of the dataset has a plain-text prompt, but tools are called in conversations; make it "
+                'messages: [{"role": "user", "content": ...}].'
+            )
+        return
+    if (
+        not isinstance(prompt, list)
+        or not prompt
+        or not all(isinstance(m, dict) and "role" in m for m in prompt)
+    ):
+        raise ConfigurationError(
+            f"{where} of the dataset has the prompt {str(prompt)[:80]!r}; expected text or a list of messages, each "
+            'with a "role".'
+        )

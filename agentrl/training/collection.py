@@ -1,0 +1,368 @@
+"""Collecting a window: play its tasks, reward the episodes, score them, and cut them into micro-batches.
+
+A row stays in its place whatever happens to it, so that every process has the same number of micro-batches. What is
+not to be learned from (no reward applied, the environment failed, truncated with `mask_truncated_completions`) simply
+has no targets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from agentrl.chat.renderer import Renderer
+from agentrl.generation.base import Generator
+from agentrl.objectives.advantages import combine_rewards, reward_statistics
+from agentrl.objectives.segments import row_sums
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.limits import Limits
+from agentrl.training.arguments import as_dict
+from agentrl.training.batching import MicroBatch, collate, split
+from agentrl.training.completions import CompletionLog, readable
+from agentrl.training.custom_rollouts import play_custom
+from agentrl.training.generators import generator_of, sampling_of
+from agentrl.training.loading import declared_eos_ids
+from agentrl.training.metrics import (
+    RolloutRecord,
+    length_metrics,
+    make_record,
+    outcome_metrics,
+    tool_metrics,
+)
+from agentrl.training.reference import make_reference
+from agentrl.training.rewards import RewardSet
+from agentrl.training.scoring import Scores, score
+from agentrl.types import Outcome, Task, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.training.trainer import RolloutTrainer
+
+
+@dataclass(slots=True)
+class Window:
+    """A generation batch, ready for training; this process's share of it.
+
+    Attributes:
+        identity: Which window it is.
+        batches: Its micro-batches, in order.
+        metrics: Metrics of the whole batch, over all processes.
+        own_metrics: What reward functions logged on this process.
+        tokens_seen: Prompt and sampled tokens of the whole batch.
+        log: Readable rows of the whole batch, for `log_completions`.
+    """
+
+    identity: Any
+    batches: list[MicroBatch]
+    metrics: dict[str, float]
+    own_metrics: list[tuple[str, float]]
+    tokens_seen: int
+    log: CompletionLog = field(default_factory=CompletionLog)
+
+
+class Collector:
+    """Everything between tasks and micro-batches.
+
+    Args:
+        trainer: Gives the arguments, the model, the tokenizer and the advantages.
+        reward_funcs: As the user passed them, in a list.
+        reward_processing_classes: Tokenizers of reward models.
+        tools: Standalone tools.
+        environment_factory: One factory, several by name, or None.
+        rollout_func: Plays the episodes instead of the engine.
+        generator: A generator, or a function of the model that makes one; None makes one from the arguments.
+        datasets: The datasets whose rows will be played, for checks.
+    """
+
+    def __init__(
+        self,
+        trainer: RolloutTrainer,
+        *,
+        reward_funcs: Sequence[Any],
+        reward_processing_classes: Any,
+        tools: Sequence[Callable[..., Any]],
+        environment_factory: Any,
+        rollout_func: Callable[..., Any] | None,
+        generator: Generator | Callable[..., Generator] | None,
+        datasets: Sequence[Any],
+    ) -> None:
+        self.trainer = trainer
+        self.args = args = trainer.args
+        self._rollout_func = rollout_func
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self.renderer = Renderer(
+            trainer.processing_class,
+            template_kwargs=as_dict(args.chat_template_kwargs),
+            tools=bool(tools) or environment_factory is not None,
+            eos_ids=declared_eos_ids(model),
+        )
+        if generator is None:
+            self.generator = generator_of(trainer, model)
+        elif isinstance(generator, Generator) and not isinstance(generator, type):
+            self.generator = generator
+        else:
+            self.generator = generator(model)
+        self.sampling = sampling_of(args)
+        self.engine = RolloutEngine(
+            self.generator,
+            self.renderer,
+            tools=tools,
+            environments=environment_factory,
+            limits=Limits(
+                max_completion_length=args.max_completion_length,
+                max_context=self.generator.max_context,
+                max_tool_iterations=getattr(args, "max_tool_calling_iterations", None),
+            ),
+            sampling=self.sampling,
+        )
+        pool = self.engine.environments
+        columns = _common_columns(datasets)
+        if pool is not None and columns is not None:
+            pool.check_columns(columns)
+        self.rewards = RewardSet(
+            reward_funcs,
+            weights=args.reward_weights,
+            processing_classes=reward_processing_classes,
+            environments=None if pool is None else pool.reward_owners,
+            columns=None if rollout_func is not None else columns,
+            model_init_kwargs=as_dict(args.model_init_kwargs),
+            trust_remote_code=args.trust_remote_code,
+        )
+        self.rewards.to(args.device)
+        self.reference = make_reference(trainer.model, args.beta)
+        if self.reference is not None and self.reference.copy is not None:
+            self.reference.copy.to(args.device)
+        self._synced: int | None = None
+
+    def collect(
+        self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None
+    ) -> Window:
+        """Play tasks and make them into micro-batches.
+
+        Every process calls this for the same window, each with its own tasks.
+
+        Args:
+            tasks: This process's tasks, in row order.
+            rows_per_batch: Rows of a micro-batch.
+            batches: Micro-batches wanted; those beyond the rows are empty.
+            identity: Which window this is.
+        """
+        trajectories = self._play(tasks)
+        log = CompletionLog()
+        own_metrics: list[tuple[str, float]] = []
+        try:
+            rewards = self.rewards.compute(
+                trajectories,
+                trainer_state=self.trainer.state,
+                log_extra=log.add_column,
+                log_metric=lambda name, value: own_metrics.append((name, value)),
+                run=self.engine.await_,
+            )
+        finally:
+            self.engine.release(trajectories)
+        records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
+        micro_batches = [
+            self._score_baselines(batch)
+            for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
+        ]
+        everywhere, mine = self._gather(records)
+        total_R = combine_rewards(_reward_matrix(everywhere), torch.tensor(self.rewards.weights))
+        group_R = _group_numbers(everywhere)
+        kl_R = self._gather_kl(micro_batches)
+        advantages_R = self.trainer.advantages(total_R, group_R, kl_R)[mine]
+        micro_batches = [
+            dataclasses.replace(batch, advantages_R=part)
+            for batch, part in zip(micro_batches, _cut(advantages_R, rows_per_batch, batches), strict=True)
+        ]
+        if self.args.log_completions:
+            self._fill(log, trajectories, rewards, advantages_R.tolist())
+        return Window(
+            identity=identity,
+            batches=micro_batches,
+            metrics=self._metrics(everywhere, total_R, group_R, kl_R),
+            own_metrics=own_metrics,
+            tokens_seen=sum(record.prompt_tokens + record.sampled_tokens for record in everywhere),
+            log=log,
+        )
+
+    def score(self, model: torch.nn.Module, batch: MicroBatch) -> Scores:
+        """Score a micro-batch under the distribution that the generator sampled from."""
+        return score(model, batch, self.sampling)
+
+    def close(self) -> None:
+        """Close environments, threads and the generator; a later `collect` starts them again."""
+        self.engine.close()
+        self.generator.close()
+
+    # Playing ------------------------------------------------------------------------------------------------
+
+    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+        if self._synced != self.trainer.state.global_step:
+            self._synced = self.trainer.state.global_step
+            self.generator.sync(self._synced)
+        if self._rollout_func is not None:
+            return play_custom(self._rollout_func, tasks, self.trainer, self.renderer)
+        return self.engine.run(tasks)
+
+    # Laying out and scoring ---------------------------------------------------------------------------------
+
+    def _lay_out(
+        self, trajectories: list[Trajectory], records: list[RolloutRecord], size: int, count: int
+    ) -> list[MicroBatch]:
+        trained = [self._is_trained(t, r) for t, r in zip(trajectories, records, strict=True)]
+        parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
+        parts += [([], [])] * (count - len(parts))
+        config = self.trainer.model.config
+        multiple = self.args.pad_to_multiple_of
+        return [
+            collate(
+                rows,
+                pad_token_id=self.trainer.processing_class.pad_token_id,
+                trained=flags,
+                packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
+                pad_to_multiple_of=multiple if isinstance(multiple, int) else None,
+            )
+            for rows, flags in parts
+        ]
+
+    def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
+        if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):
+            return False
+        return not (self.args.mask_truncated_completions and trajectory.truncated)
+
+    def _score_baselines(self, batch: MicroBatch) -> MicroBatch:
+        """Score a micro-batch under the policy that sampled it and under the reference, where they are needed."""
+        trainer = self.trainer
+        old_N = ref_N = None
+        device = self.args.device
+        if not batch.tokens:
+            empty = torch.zeros(0)
+            return dataclasses.replace(
+                batch,
+                old_logps_N=empty if self._needs_old_logps else None,
+                ref_logps_N=empty if self.reference is not None else None,
+            )
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            if self._needs_old_logps:
+                with evaluating(trainer.model):
+                    old_N = score(
+                        trainer.model, batch.to(device), self.sampling, with_entropy=False
+                    ).logps_N.cpu()
+            if self.reference is not None:
+                with self.reference.active(trainer.model) as reference:
+                    ref_N = score(
+                        reference, batch.to(device), self.sampling, with_entropy=False
+                    ).logps_N.cpu()
+        return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
+
+    @property
+    def _needs_old_logps(self) -> bool:
+        """Whether the policy that sampled a window is not the one that is trained on all of it.
+
+        When whole windows fit into each optimizer step, nothing is learned between sampling and the backward pass.
+        """
+        args = self.args
+        assert args.steps_per_generation is not None
+        whole = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+        return not whole or self.trainer.penalises_kl_in_reward
+
+    # Over all processes -------------------------------------------------------------------------------------
+
+    def _gather(self, records: list[RolloutRecord]) -> tuple[list[RolloutRecord], slice]:
+        """Return the records of all processes, in process order, and where this process's are."""
+        if self.args.world_size == 1:
+            return records, slice(0, len(records))
+        parts: list[list[RolloutRecord]] = gather_object([records])
+        start = sum(len(part) for part in parts[: self.args.process_index])
+        return [record for part in parts for record in part], slice(start, start + len(records))
+
+    def _gather_kl(self, batches: list[MicroBatch]) -> Tensor | None:
+        """Return the sum over each row of log pi_old - log pi_ref, over all processes."""
+        if not self.trainer.penalises_kl_in_reward:
+            return None
+        local: list[float] = []
+        for batch in batches:
+            assert batch.old_logps_N is not None
+            assert batch.ref_logps_N is not None
+            local += row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
+        return torch.tensor(gather_object(local) if self.args.world_size > 1 else local)
+
+    def _metrics(
+        self, records: list[RolloutRecord], total_R: Tensor, group_R: Tensor, kl_R: Tensor | None
+    ) -> dict[str, float]:
+        if not records:
+            return {}
+        statistics = reward_statistics(total_R, group_R)
+        metrics = (
+            length_metrics(records)
+            | outcome_metrics(records)
+            | self.rewards.metrics([record.rewards for record in records])
+        )
+        metrics |= {
+            "reward": statistics.mean,
+            "reward_std": statistics.std,
+            "frac_reward_zero_std": statistics.frac_zero_std,
+        }
+        if self.engine.offers_tools:
+            metrics |= tool_metrics(records)
+        if kl_R is not None:
+            metrics["kl"] = kl_R.mean().item()
+        return metrics
+
+    def _fill(
+        self,
+        log: CompletionLog,
+        trajectories: list[Trajectory],
+        rewards: Sequence[Sequence[float | None]],
+        advantages: list[float],
+    ) -> None:
+        """Make this process's rows readable and add those of the others."""
+        log.prompts = [readable(t.prompt) for t in trajectories]
+        log.completions = [readable(t.completion) for t in trajectories]
+        log.rewards = {name: [row[i] for row in rewards] for i, name in enumerate(self.rewards.names)}
+        log.advantages = advantages
+        if self.args.world_size > 1:
+            for part in gather_object([log])[: self.args.world_size]:
+                if part is not log:
+                    log.extend(part)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode for a while."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _reward_matrix(records: Sequence[RolloutRecord]) -> Tensor:
+    """Return the rewards, (R, F), NaN where none applied."""
+    width = len(records[0].rewards) if records else 0
+    values = [[float("nan") if reward is None else reward for reward in record.rewards] for record in records]
+    return torch.tensor(values, dtype=torch.float64).reshape(len(records), width)
+
+
+def _group_numbers(records: Sequence[RolloutRecord]) -> Tensor:
+    numbers = {group: index for index, group in enumerate(dict.fromkeys(record.group for record in records))}
+    return torch.tensor([numbers[record.group] for record in records], dtype=torch.int64)
+
+
+def _cut(values_R: Tensor, size: int, count: int) -> list[Tensor]:
+    return [values_R[i * size : (i + 1) * size] for i in range(count)]
+
+
+def _common_columns(datasets: Sequence[Any]) -> set[str] | None:
+    """Return the columns that every dataset has, None where a stream does not say."""
+    names = [dataset.column_names for dataset in datasets]
+    if any(columns is None for columns in names):
+        return None
+    return set.intersection(*map(set, names)) if names else set()

@@ -1,0 +1,135 @@
+"""The table of completions that `log_completions` shows: in the terminal, and in wandb or trackio when they report.
+
+Model output is untrusted: it is shown as plain text, never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.types import Message, Prompt
+
+
+@dataclass(slots=True)
+class CompletionLog:
+    """The completions since the last log.
+
+    Attributes:
+        prompts: One readable prompt a row.
+        completions: One readable completion a row.
+        rewards: A column for each reward, None where it did not apply.
+        advantages: One a row.
+        extra: Columns that reward functions added with `log_extra`.
+    """
+
+    prompts: list[str] = field(default_factory=list)
+    completions: list[str] = field(default_factory=list)
+    rewards: dict[str, list[float | None]] = field(default_factory=dict)
+    advantages: list[float] = field(default_factory=list)
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """All columns by name; ragged ones are filled up with None."""
+        table: dict[str, list[Any]] = {"prompt": self.prompts, "completion": self.completions}
+        table |= {f"reward {name}": values for name, values in self.rewards.items()}
+        table |= {"advantage": self.advantages, **self.extra}
+        rows = len(self.prompts)
+        return {name: (values + [None] * rows)[:rows] for name, values in table.items()}
+
+    def add_column(self, name: str, values: Sequence[Any]) -> None:
+        """Add values to an extra column: the `log_extra` that reward functions get."""
+        self.extra.setdefault(name, []).extend(values)
+
+    def extend(self, other: CompletionLog) -> None:
+        """Add the rows of another log; extra columns that only one of them has are filled up with None."""
+        rows = len(self.prompts)
+        for name, values in other.extra.items():
+            mine = self.extra.setdefault(name, [])
+            self.extra[name] = (mine + [None] * rows)[:rows] + values
+        for name, scores in other.rewards.items():
+            self.rewards.setdefault(name, [None] * rows).extend(scores)
+        self.prompts += other.prompts
+        self.completions += other.completions
+        self.advantages += other.advantages
+
+    def clear(self) -> None:
+        """Forget the rows."""
+        self.prompts, self.completions, self.advantages = [], [], []
+        self.rewards, self.extra = {}, {}
+
+
+def select_rows(log: CompletionLog, *, limit: int | None, unique_prompts: bool) -> list[dict[str, Any]]:
+    """Return the rows to show: the first of each prompt if asked, at most `limit`, in order."""
+    columns = log.columns()
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if unique_prompts:
+        rows = list({row["prompt"]: row for row in reversed(rows)}.values())[::-1]
+    return rows[:limit]
+
+
+def print_rows(rows: Sequence[dict[str, Any]], step: int, console: Console | None = None) -> None:
+    """Print rows as a table."""
+    if not rows:
+        return
+    table = Table(title=f"Completions at step {step}", show_lines=True, expand=True)
+    for name in rows[0]:
+        numeric = name == "advantage" or name.startswith("reward ")
+        table.add_column(Text(name), justify="right" if numeric else "left", ratio=1 if numeric else 4)
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    (console or Console()).print(table)
+
+
+def report_rows(rows: Sequence[dict[str, Any]], step: int, report_to: Sequence[str]) -> None:
+    """Send rows to wandb and trackio where the run reports to them."""
+    if not rows:
+        return
+    columns = ["step", *rows[0]]
+    data = [[step, *map(_cell, row.values())] for row in rows]
+    if "wandb" in report_to:
+        import wandb
+
+        if wandb.run is not None:
+            wandb.log({"completions": wandb.Table(columns=columns, data=data)})
+    if "trackio" in report_to:
+        import pandas
+        import trackio
+
+        trackio.log({"completions": trackio.Table(dataframe=pandas.DataFrame(data, columns=columns))})
+
+
+def readable(prompt: Prompt) -> str:
+    """Render text or messages for a person: one line a message, tool calls and results shown."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(_readable_message(message) for message in prompt)
+
+
+def _readable_message(message: Message) -> str:
+    parts = [f"<think>{message['reasoning_content']}</think>"] if message.get("reasoning_content") else []
+    parts += [_readable_content(message["content"])] if message.get("content") else []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", call)
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        parts.append(f"{function.get('name')}({text})")
+    return f"{message['role']}: {' '.join(parts)}"
+
+
+def _readable_content(content: str | list[dict[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    return " ".join(block.get("text", f"[{block.get('type', 'block')}]") for block in content)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

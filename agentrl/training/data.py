@@ -1,0 +1,255 @@
+"""Which rows are generated when: the order of prompts, groups and micro-batches.
+
+A *window* is one generation batch. It holds `prompts_per_generation` prompts, each `num_generations` times in a row,
+cut into equal slices, one a process; a process cuts its slice into `steps_per_generation` micro-batches, in order.
+All `steps_per_generation * num_iterations` training steps of a window are consecutive, and a window is never mixed
+with another one. With prompts p0..p3, two generations, two prompts a window and two steps a window, the order is
+p0 p0 p1 p1 | p0 p0 p1 p1 | p2 p2 p3 p3 | p2 p2 p3 p3.
+
+The order is a function of (seed, epoch, position) alone, so a resumed run continues with the rows that an
+uninterrupted one would have drawn. A last window that would not be full is left out of its epoch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from agentrl.chat.messages import clean_columns
+from agentrl.errors import ConfigurationError
+from agentrl.types import Task, derive_seed
+
+Row = dict[str, Any]
+
+
+class Rows(Protocol):
+    """A dataset with a length and rows by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Row: ...
+
+
+class EmptyRows:
+    """Rows without columns, for environments that supply the prompt themselves."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Row:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a window is cut.
+
+    Attributes:
+        prompts: Distinct prompts in a window, over all processes.
+        generations: Completions of each.
+        steps: Micro-batches of a process's slice.
+        iterations: Times a window is trained on.
+        rank: This process.
+        world_size: Number of processes.
+    """
+
+    prompts: int
+    generations: int
+    steps: int
+    iterations: int = 1
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def steps_per_window(self) -> int:
+        """Training steps that use one window."""
+        return self.steps * self.iterations
+
+    @property
+    def local_rows(self) -> range:
+        """The rows of a window that this process generates."""
+        share = self.prompts * self.generations // self.world_size
+        return range(self.rank * share, (self.rank + 1) * share)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """One training step: which window it belongs to and which micro-batch of it it takes.
+
+    Attributes:
+        window: Identity of the window, (epoch, index).
+        slot: Index of the micro-batch within this process's slice.
+        rows: The window's prompts, by position; only those this process needs.
+    """
+
+    window: tuple[int, int]
+    slot: int
+    rows: dict[int, Row] = field(default_factory=dict)
+
+
+class Schedule(Dataset[ScheduledStep]):
+    """The training steps of a dataset with a length; step `k` belongs to epoch `k // len(schedule)`.
+
+    Args:
+        rows: The dataset.
+        shape: How windows are cut.
+        seed: Seed of the order.
+        shuffle: Whether each epoch has an order of its own.
+        keep_last: Keep a last window that is not full, as evaluation does.
+
+    Raises:
+        ConfigurationError: The dataset does not fill a single window.
+    """
+
+    def __init__(
+        self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False
+    ) -> None:
+        self._rows = rows
+        self._shape = shape
+        self._seed = seed
+        self._shuffle = shuffle
+        self._windows = -(-len(rows) // shape.prompts) if keep_last else len(rows) // shape.prompts
+        if self._windows == 0:
+            raise ConfigurationError(
+                f"train_dataset has {len(rows)} rows, but one generation batch takes {shape.prompts} prompts "
+                f"(generation_batch_size / num_generations). Add rows, raise num_generations, or lower "
+                f"generation_batch_size, steps_per_generation or per_device_train_batch_size."
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the dataset."""
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        return self._windows * self._shape.steps_per_window
+
+    def __getitem__(self, index: int) -> ScheduledStep:
+        epoch, step = divmod(index, len(self))
+        window, within = divmod(step, self._shape.steps_per_window)
+        order = self._order(epoch)
+        first = window * self._shape.prompts
+        positions = [p for p in _positions(self._shape) if first + p < len(order)]
+        rows = {p: dict(self._rows[order[first + p]]) for p in positions}
+        return ScheduledStep((epoch, window), within % self._shape.steps, rows)
+
+    def _order(self, epoch: int) -> list[int] | range:
+        if not self._shuffle:
+            return range(len(self._rows))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "order", epoch))
+        return torch.randperm(len(self._rows), generator=generator).tolist()
+
+
+class Stream(IterableDataset[ScheduledStep]):
+    """The training steps of a dataset without a length, in the order in which it gives its rows."""
+
+    def __init__(self, rows: Iterable[Row], shape: Shape) -> None:
+        self._rows = rows
+        self._shape = shape
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the stream which pass this is."""
+        self._epoch = epoch
+        if hasattr(self._rows, "set_epoch"):
+            self._rows.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[ScheduledStep]:
+        stream = iter(self._rows)
+        window = 0
+        while len(prompts := list(islice(stream, self._shape.prompts))) == self._shape.prompts:
+            rows = {p: dict(prompts[p]) for p in _positions(self._shape)}
+            for within in range(self._shape.steps_per_window):
+                yield ScheduledStep((self._epoch, window), within % self._shape.steps, rows)
+            window += 1
+
+
+class ScheduleLoader(DataLoader[ScheduledStep]):
+    """A loader of single steps that tells its schedule the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by `transformers.Trainer` before each epoch."""
+        if isinstance(self.dataset, Stream):
+            self.dataset.set_epoch(epoch)
+        elif isinstance(self.batch_sampler, _EpochBatches):
+            self.batch_sampler.set_epoch(epoch)
+
+
+class _EpochBatches:
+    """Yields the indices of one epoch, one at a time."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = self._epoch * self._length
+        return ([index] for index in range(start, start + self._length))
+
+
+def make_loader(schedule: Schedule | Stream, *, workers: int = 0, **worker_options: Any) -> ScheduleLoader:
+    """Make the loader of a schedule; each item is one `ScheduledStep`.
+
+    Args:
+        schedule: What to load.
+        workers: Worker processes that read rows ahead.
+        **worker_options: Further options of `DataLoader` that concern workers.
+    """
+    if isinstance(schedule, Stream):
+        if workers:
+            warnings.warn(
+                f"dataloader_num_workers={workers}: a dataset without a length is read in the main process, since "
+                "several workers would interleave its rows and break groups up",
+                stacklevel=2,
+            )
+        return ScheduleLoader(schedule, batch_size=None)
+    return ScheduleLoader(
+        schedule,
+        batch_sampler=_EpochBatches(len(schedule)),
+        collate_fn=_only_item,
+        num_workers=workers,
+        **(worker_options if workers else {}),
+    )
+
+
+def make_tasks(step: ScheduledStep, shape: Shape, seed: int) -> list[Task]:
+    """Return the tasks of a process's slice of a window, in row order."""
+    tasks = []
+    for row in shape.local_rows:
+        position, member = divmod(row, shape.generations)
+        if position not in step.rows:
+            continue  # the last window of an evaluation may be short
+        columns = clean_columns(step.rows[position])
+        tasks.append(
+            Task(
+                group=f"{step.window[0]}.{step.window[1]}.{position}",
+                member=member,
+                seed=derive_seed(seed, "group", *step.window, position),
+                prompt=columns.pop("prompt", None),
+                environment=columns.pop("environment", None),
+                columns=columns,
+            )
+        )
+    return tasks
+
+
+def _positions(shape: Shape) -> list[int]:
+    return sorted({row // shape.generations for row in shape.local_rows})
+
+
+def _only_item(batch: list[ScheduledStep]) -> ScheduledStep:
+    return batch[0]

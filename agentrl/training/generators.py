@@ -1,0 +1,60 @@
+"""Which generator a configuration selects, and how it samples.
+
+`generation_kwargs` win over the arguments of the same name. Those that every generator knows (temperature, top-p, ...)
+are simply that; any other one is something only `model.generate` knows, so it selects the plain generator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel
+
+from agentrl.generation.base import Generator, SamplingParams
+from agentrl.generation.factory import make_generator
+from agentrl.training.arguments import RolloutConfig, as_dict
+
+if TYPE_CHECKING:
+    from agentrl.training.trainer import RolloutTrainer
+
+logger = logging.getLogger(__name__)
+
+COMMON = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling arguments that every generator honours and the trainer scores with."""
+
+
+def sampling_of(args: RolloutConfig) -> SamplingParams:
+    """Return how to draw; `max_tokens`, `stop_ids` and `seed` are set for each turn."""
+    given = as_dict(args.generation_kwargs) or {}
+    chosen = {name: given.get(name, getattr(args, name)) for name in COMMON}
+    return dataclasses.replace(SamplingParams(max_tokens=1), **chosen)
+
+
+def generator_of(trainer: RolloutTrainer, model: PreTrainedModel) -> Generator:
+    """Make the generator that a trainer's arguments select.
+
+    Args:
+        trainer: Gives the arguments and the mixed-precision context.
+        model: The policy, not wrapped.
+    """
+    args = trainer.args
+    given = as_dict(args.generation_kwargs) or {}
+    special = {name: value for name, value in given.items() if name not in COMMON}
+    if args.use_transformers_continuous_batching:
+        from agentrl.generation.continuous import ContinuousGenerator
+
+        return ContinuousGenerator(model, as_dict(args.transformers_continuous_batching_config))
+    if special:
+        logger.warning(
+            "the trainer scores tokens without generation_kwargs %s: where they change the distribution, sampling "
+            "is off-policy (see the metric sampling/sampling_logp_difference/max)",
+            sorted(special),
+        )
+    return make_generator(
+        model,
+        generation_kwargs=special or None,
+        cache_implementation=args.cache_implementation,
+        autocast=trainer.compute_loss_context_manager,
+    )

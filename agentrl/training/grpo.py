@@ -1,0 +1,89 @@
+"""Group Relative Policy Optimization: what differs from the trainer core."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from agentrl.objectives.advantages import grpo_advantages
+from agentrl.objectives.losses import Denominators, clipped_surrogate, log_ratios, token_loss
+from agentrl.objectives.regularizers import kl_k3
+from agentrl.training.arguments import GRPOConfig
+from agentrl.training.batching import MicroBatch
+from agentrl.training.clipping import clip_metrics
+from agentrl.training.metrics import MetricStore
+from agentrl.training.scoring import Scores
+from agentrl.training.trainer import RolloutTrainer
+
+
+class GRPOTrainer(RolloutTrainer):
+    """Trains a language model, or an agent with tools and environments, with GRPO.
+
+    (Shao et al. 2024, DeepSeekMath, https://arxiv.org/abs/2402.03300.) The arguments are those of TRL's `GRPOTrainer`.
+
+    Args:
+        model: A name on the hub or a folder (loaded in float32 unless `model_init_kwargs` says otherwise), a
+            `PreTrainedModel` or a PEFT model.
+        reward_funcs: A function, a sequence classifier (object or name), or a list of these; may be left out when an
+            environment has `get_reward`. A function gets `prompts`, `completions`, `completion_ids`,
+            `trainer_state`, `log_extra`, `log_metric`, `environments` (with an environment_factory) and the dataset's
+            columns as keywords, and gives back a number, or None where it does not apply, for each completion.
+        args: The configuration.
+        train_dataset: Rows with a `prompt`, text or messages; may be left out when an environment supplies the
+            prompt, with `max_steps` set.
+        eval_dataset: A dataset, or several by name.
+        processing_class: The tokenizer; loaded with the model's name when left out.
+        reward_processing_classes: Tokenizers of the reward models.
+        callbacks: Trainer callbacks.
+        optimizers: An optimizer and a scheduler.
+        quantization_config: For loading the model by name; ignored for a model object.
+        peft_config: Wraps the model in adapters.
+        tools: Functions that the model may call, sync or async, with type hints and a Google-style docstring.
+        rollout_func: Plays the episodes instead of the engine; see `agentrl.training.custom_rollouts`.
+        environment_factory: Makes environments; or several factories by name, picked by the dataset's
+            `environment` column. See `agentrl.rollout.environments` for the contract.
+        generator: Samples turns instead of what `args` selects: a generator, or a function of the model that
+            makes one, for instance `functools.partial(LocalGenerator, max_cache_tokens=65536)`.
+
+    Raises:
+        ConfigurationError: Something passed cannot work; the message says what, where and what to change.
+    """
+
+    config_class = GRPOConfig
+    algorithm = "GRPO"
+    args: GRPOConfig
+
+    def advantages(self, total_R: Tensor, group_R: Tensor, kl_R: Tensor | None) -> Tensor:
+        """Rewards relative to the group."""
+        return grpo_advantages(total_R, group_R, scale=self.args.scale_rewards)
+
+    def loss(
+        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
+    ) -> Tensor:
+        """The clipped surrogate, with the KL term where beta is set."""
+        args = self.args
+        log_ratio_N = log_ratios(
+            scores.logps_N, batch.old_logps_N, batch.row_N, batch.rows, args.importance_sampling_level
+        )
+        surrogate = clipped_surrogate(
+            log_ratio_N,
+            batch.advantages_R[batch.row_N],
+            args.epsilon,
+            args.epsilon if args.epsilon_high is None else args.epsilon_high,
+            args.delta,
+        )
+        loss_N = surrogate.loss
+        if args.beta and batch.ref_logps_N is not None:
+            ratio_N = surrogate.ratio if args.use_bias_correction_kl else None
+            loss_N = loss_N + args.beta * kl_k3(scores.logps_N, batch.ref_logps_N, ratio_N)
+            if batch.tokens:
+                kl_N = kl_k3(scores.logps_N.detach(), batch.ref_logps_N)
+                metrics.add("kl", kl_N.mean().item(), batch.tokens)
+        clip_metrics(surrogate, batch.row_N, batch.rows, metrics)
+        return token_loss(
+            loss_N,
+            batch.row_N,
+            batch.rows,
+            args.loss_type,
+            denominators,
+            max_completion_length=args.max_completion_length or 1,
+        )

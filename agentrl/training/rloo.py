@@ -1,0 +1,58 @@
+"""REINFORCE Leave-One-Out: what differs from the trainer core."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from agentrl.objectives.advantages import rloo_advantages
+from agentrl.objectives.losses import Denominators, rloo_loss, row_loss
+from agentrl.training.arguments import RLOOConfig
+from agentrl.training.batching import MicroBatch
+from agentrl.training.clipping import clip_metrics_of_rows
+from agentrl.training.metrics import MetricStore
+from agentrl.training.scoring import Scores
+from agentrl.training.trainer import RolloutTrainer
+
+
+class RLOOTrainer(RolloutTrainer):
+    """Trains a language model, or an agent with tools and environments, with RLOO.
+
+    (Ahmadian et al. 2024, Back to Basics, https://arxiv.org/abs/2402.14740.) The arguments are those of
+    `agentrl.GRPOTrainer`, tools and environments included.
+
+    Raises:
+        ConfigurationError: Something passed cannot work; the message says what, where and what to change.
+    """
+
+    config_class = RLOOConfig
+    algorithm = "RLOO"
+    args: RLOOConfig
+
+    @property
+    def penalises_kl_in_reward(self) -> bool:
+        """With beta, the KL to the reference is part of the reward; no gradient goes through it."""
+        return self.args.beta != 0
+
+    def advantages(self, total_R: Tensor, group_R: Tensor, kl_R: Tensor | None) -> Tensor:
+        """Rewards (clipped, then less the KL penalty) against the mean of the others in the group."""
+        if self.args.reward_clip_range is not None:
+            total_R = total_R.clamp(*self.args.reward_clip_range)
+        if kl_R is not None:
+            total_R = total_R - self.args.beta * kl_R
+        return rloo_advantages(total_R, group_R, normalize=self.args.normalize_advantages)
+
+    def loss(
+        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
+    ) -> Tensor:
+        """The clipped REINFORCE loss of whole rows."""
+        args = self.args
+        surrogate = rloo_loss(
+            scores.logps_N,
+            batch.old_logps_N,
+            batch.advantages_R,
+            batch.row_N,
+            args.epsilon,
+            args.epsilon if args.epsilon_high is None else args.epsilon_high,
+        )
+        clip_metrics_of_rows(surrogate, metrics)
+        return row_loss(surrogate.loss, denominators)

@@ -1,0 +1,244 @@
+"""Logprobs of the sampled tokens under a model, with gradients, without ever holding all the logits.
+
+One forward pass of the model as it was given, so that data-parallel wrappers, adapters, autocast and
+parameter sharding see an ordinary forward and return what they are used to. Two hooks that live for this pass
+change what happens inside. In front of the LM head, the hidden states of the positions that predict a target
+are taken; the head and the softmax run on them in chunks, each recomputed in the backward pass, and the
+head's own call is left one position per row. After the forward, the scores are returned in place of the
+model's output: a wrapper that prepares its backward pass by looking at outputs finds those that the loss
+comes from.
+
+What a model does to the logits after its head (soft capping, scaling) has to be repeated on the chunks. The
+logits that the model gives for the position that was left are compared with ours the first time a model is
+seen; a model that does something unknown is scored from its own full logits instead, at their cost in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from agentrl.generation.base import SamplingParams
+from agentrl.generation.sampling import first_occurrence, needs_processing, process_logits, seen_before
+from agentrl.objectives.regularizers import entropy
+from agentrl.training.batching import MicroBatch
+
+logger = logging.getLogger(__name__)
+
+Head = Callable[[Tensor], Tensor]
+"""From hidden states (or logits) of positions, (..., D), to logits, (..., V)."""
+
+_tail_known: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Of the models seen so far, whether `_head` computes their logits."""
+
+
+class Scores(NamedTuple):
+    """Scores of the N targets of a batch, float32.
+
+    Attributes:
+        logps_N: Logprob of each target.
+        entropy_N: Entropy in nats of the distribution it was drawn from; empty when not asked for.
+    """
+
+    logps_N: Tensor
+    entropy_N: Tensor
+
+
+def score(
+    model: nn.Module,
+    batch: MicroBatch,
+    sampling: SamplingParams,
+    *,
+    chunk_tokens: int = 512,
+    with_entropy: bool = True,
+    entropy_grad: bool = False,
+) -> Scores:
+    """Score the targets of a batch under the distribution that they were sampled from.
+
+    No other thread may run the model meanwhile: its forward would meet the hooks.
+
+    Args:
+        model: A causal language model of transformers, possibly with adapters, possibly wrapped for
+            distributed training. Gradients are kept if they are enabled.
+        batch: On the model's device.
+        sampling: Temperature, top-k, top-p, min-p and repetition penalty that the generator used. A target
+            stays in the support even if a changed policy would now drop it.
+        chunk_tokens: Targets whose logits exist at the same time.
+        with_entropy: Compute the entropy too.
+        entropy_grad: Keep its gradient.
+    """
+    core = extract_model_from_parallel(model)
+    seen = _Seen(batch, core) if sampling.repetition_penalty != 1.0 else None
+
+    def run(states: Tensor, head: Head) -> Scores:
+        def score_span(states_C: Tensor, span: slice) -> tuple[Tensor, Tensor]:
+            return _score_chunk(
+                head(states_C),
+                batch.target_ids_N[span],
+                None if seen is None else seen.before(span),
+                sampling,
+                with_entropy,
+                entropy_grad,
+            )
+
+        return _in_chunks(score_span, states.flatten(0, -2)[batch.target_index_N], chunk_tokens)
+
+    scores = _score_hidden(model, core, batch, run) if _tail_known.get(core, True) else None
+    return _score_logits(model, core, batch, run) if scores is None else scores
+
+
+def _score_hidden(
+    model: nn.Module, core: Any, batch: MicroBatch, run: Callable[[Tensor, Head], Scores]
+) -> Scores | None:
+    """Score from the inputs of the LM head; None when the model's logits are something else than ours."""
+    lm_head = core.get_output_embeddings()
+    if lm_head is None:
+        return None
+    head = _head(lm_head, core.config.get_text_config())
+    taken: list[Scores] = []
+    expected: list[Tensor] = []
+
+    def take(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        before_head.remove()  # the head is called again now, and when chunks are recomputed
+        left = args[0][:, :1]
+        taken.append(run(args[0], head))
+        if core not in _tail_known:
+            with torch.no_grad():
+                expected.append(head(left))
+        return (left, *args[1:])
+
+    def give(_: nn.Module, __: Any, output: Any) -> Scores | None:
+        if expected:
+            _tail_known[core] = _close(output.logits, expected[0])
+        return taken[0] if taken and _tail_known.get(core, False) else None
+
+    before_head = lm_head.register_forward_pre_hook(take)
+    # First among the hooks: those of FSDP expect the final output.
+    after_model = core.register_forward_hook(give, prepend=True)
+    try:
+        output = model(**batch.model_inputs(), use_cache=False)
+    finally:
+        before_head.remove()
+        after_model.remove()
+    if isinstance(output, Scores):
+        return output
+    _tail_known[core] = False
+    logger.warning(
+        "%s does something unknown to its logits after the LM head; it is scored from its full logits, which "
+        "takes memory for sequence length x vocabulary",
+        type(core).__name__,
+    )
+    return None
+
+
+def _score_logits(
+    model: nn.Module, core: Any, batch: MicroBatch, run: Callable[[Tensor, Head], Scores]
+) -> Scores:
+    """Score from the model's own logits of all positions."""
+
+    def give(_: nn.Module, __: Any, output: Any) -> Scores:
+        return run(output.logits, lambda logits: logits)
+
+    after_model = core.register_forward_hook(give, prepend=True)
+    try:
+        return cast(Scores, model(**batch.model_inputs(), use_cache=False))
+    finally:
+        after_model.remove()
+
+
+def _head(lm_head: nn.Module, config: Any) -> Head:
+    """The LM head and what the architectures that we know do to the logits after it."""
+    softcap = getattr(config, "final_logit_softcapping", None)  # Gemma 2 and later
+    multiplier = getattr(config, "logit_scale", None)  # Cohere
+    divisor = getattr(config, "logits_scaling", None)  # Granite
+
+    def head(hidden: Tensor) -> Tensor:
+        logits = lm_head(hidden)
+        if multiplier is not None:
+            logits = logits * multiplier
+        if divisor is not None:
+            logits = logits / divisor
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        return logits
+
+    return head
+
+
+def _close(logits: Tensor, ours: Tensor) -> bool:
+    """Whether two computations of the same logits agree but for rounding in the model's precision."""
+    if logits.shape != ours.shape:
+        return False
+    scale = logits.detach().abs().max().float().item()
+    return torch.allclose(logits.float(), ours.float(), rtol=1e-2, atol=1e-2 * scale)
+
+
+class _Seen:
+    """Which ids stand in a row before each target: what a repetition penalty looks at."""
+
+    def __init__(self, batch: MicroBatch, core: Any) -> None:
+        vocab_size = core.config.get_text_config().vocab_size
+        ids = batch.input_ids.flatten()
+        rows = [
+            ids[start : start + length] for start, length in zip(batch.starts, batch.lengths, strict=True)
+        ]
+        starts_R = torch.tensor(batch.starts, device=ids.device)
+        self.first_RV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
+        self.row_N = batch.row_N
+        self.position_N = batch.target_index_N + 1 - starts_R[batch.row_N]
+
+    def before(self, span: slice) -> Tensor:
+        """For the targets of a span, bool (C, V)."""
+        return seen_before(self.first_RV[self.row_N[span]], self.position_N[span])
+
+
+def _in_chunks(
+    score_span: Callable[[Tensor, slice], tuple[Tensor, Tensor]], states_N: Tensor, chunk_tokens: int
+) -> Scores:
+    """Apply a function to `chunk_tokens` targets at a time, and again in the backward pass."""
+    parts = []
+    # At least one chunk, if an empty one: every process has to run the head for its gradients to be reduced.
+    for start in range(0, max(len(states_N), 1), chunk_tokens):
+        span = slice(start, start + chunk_tokens)
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(score_span, states_N[span], span, use_reentrant=False))
+        else:
+            parts.append(score_span(states_N[span], span))
+    logps, entropies = zip(*parts, strict=True)
+    return Scores(torch.cat(logps), torch.cat(entropies))
+
+
+def _score_chunk(
+    logits_CV: Tensor,
+    ids_C: Tensor,
+    seen_CV: Tensor | None,
+    sampling: SamplingParams,
+    with_entropy: bool,
+    entropy_grad: bool,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies of C targets from their logits."""
+    truncation: dict[str, Any] = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+    if needs_processing(**truncation, repetition_penalty=sampling.repetition_penalty):
+        scores_CV = process_logits(
+            logits_CV,
+            temperature=sampling.temperature,
+            repetition_penalty=sampling.repetition_penalty,
+            seen_NV=seen_CV,
+            keep_N=ids_C,
+            **truncation,
+        )
+        logps_C = scores_CV.gather(1, ids_C[:, None])[:, 0]
+    else:
+        scores_CV = logits_CV.float() / sampling.temperature
+        logps_C = scores_CV.gather(1, ids_C[:, None])[:, 0] - scores_CV.logsumexp(dim=-1)
+    if not with_entropy:
+        return logps_C, logps_C.new_zeros(0)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        return logps_C, entropy(scores_CV)

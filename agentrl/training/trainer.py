@@ -1,0 +1,396 @@
+"""The trainer core: collect rollouts, score them, learn from them, log. GRPO and RLOO are subclasses.
+
+It subclasses `transformers.Trainer` and uses one of its hooks for all that is special about learning from one's own
+rollouts: `get_batch_samples` is given the steps of one whole optimizer step before the first backward pass. There the
+windows (generation batches) that these steps belong to are played, rewarded and cut into micro-batches, and what the
+loss divides by is counted over all of them and all processes. Everything after that is ordinary training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import datasets
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+
+from agentrl.errors import ConfigurationError
+from agentrl.generation.base import Generator
+from agentrl.objectives.losses import Denominators
+from agentrl.training.arguments import RolloutConfig
+from agentrl.training.batching import MicroBatch
+from agentrl.training.checks import Environments, check_rows, check_sources
+from agentrl.training.collection import Collector, Window
+from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
+from agentrl.training.data import (
+    EmptyRows,
+    Schedule,
+    ScheduledStep,
+    ScheduleLoader,
+    Shape,
+    Stream,
+    make_loader,
+    make_tasks,
+)
+from agentrl.training.loading import load_model, load_tokenizer
+from agentrl.training.metrics import MetricStore, clean_logs
+from agentrl.training.scoring import Scores
+
+RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
+
+
+class RolloutTrainer(Trainer):
+    """What GRPO and RLOO share. Subclasses say how rewards become advantages and what the loss is."""
+
+    config_class: ClassVar[type[RolloutConfig]]
+    algorithm: ClassVar[str]
+    args: RolloutConfig
+    model: PreTrainedModel
+    processing_class: PreTrainedTokenizerBase
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: RolloutConfig | None = None,
+        train_dataset: datasets.Dataset | datasets.IterableDataset | None = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (
+            None,
+            None,
+        ),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: RolloutFunction | None = None,
+        environment_factory: Environments | None = None,
+        *,
+        generator: Generator | Callable[[PreTrainedModel], Generator] | None = None,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or "model"
+            args = self.config_class(f"{name.rstrip('/').split('/')[-1]}-{self.algorithm}")
+        if not isinstance(args, self.config_class):
+            raise ConfigurationError(
+                f"{type(self).__name__} takes a {self.config_class.__name__}, not a {type(args).__name__}."
+            )
+        rewards = _as_list(reward_funcs)
+        check_sources(
+            reward_funcs=rewards,
+            tools=tools or [],
+            environments=environment_factory,
+            rollout_func=rollout_func,
+            train_dataset=train_dataset,
+            args=args,
+        )
+        calls_tools = bool(tools) or environment_factory is not None
+        for dataset in [train_dataset, *_each_dataset(eval_dataset)]:
+            if dataset is not None:
+                check_rows(dataset, environment_factory, tools=calls_tools)
+        model = load_model(model, args, quantization_config=quantization_config, peft_config=peft_config)
+        tokenizer = load_tokenizer(processing_class, model, args)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=_identity,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        # The loss is divided by exact counts of the optimizer step, so the Trainer must not divide it again.
+        self.loss_is_scaled_for_ga = True
+        self.num_generations = args.num_generations
+        self.num_generations_eval = args.eval_generations
+        self.collector = Collector(
+            self,
+            reward_funcs=rewards,
+            reward_processing_classes=reward_processing_classes,
+            tools=tools or [],
+            environment_factory=environment_factory,
+            rollout_func=rollout_func,
+            generator=generator,
+            datasets=[d for d in [train_dataset, *_each_dataset(eval_dataset)] if d is not None],
+        )
+        self._metrics = {True: MetricStore(), False: MetricStore()}
+        self._completions = {True: CompletionLog(), False: CompletionLog()}
+        self._window: Window | None = None
+        self._step_started = time.perf_counter()
+
+    # What subclasses define ---------------------------------------------------------------------------------
+
+    def advantages(self, total_R: Tensor, group_R: Tensor, kl_R: Tensor | None) -> Tensor:
+        """Turn the rewards of a generation batch into advantages.
+
+        Args:
+            total_R: Weighted reward of each row, NaN where nothing scored it.
+            group_R: Group of each row.
+            kl_R: Sum over the row of log pi_old - log pi_ref; None when it is not needed.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
+    ) -> Tensor:
+        """Return a micro-batch's part of the loss of its optimizer step."""
+        raise NotImplementedError
+
+    @property
+    def penalises_kl_in_reward(self) -> bool:
+        """Whether `advantages` needs the KL of each row."""
+        return False
+
+    # Data ---------------------------------------------------------------------------------------------------
+
+    def shape(self, train: bool) -> Shape:
+        """Return how windows are cut, in training or in evaluation."""
+        args = self.args
+        assert args.num_generations is not None
+        assert args.steps_per_generation is not None
+        if train:
+            return Shape(
+                prompts=args.prompts_per_generation,
+                generations=args.num_generations,
+                steps=args.steps_per_generation,
+                iterations=args.num_iterations,
+                rank=args.process_index,
+                world_size=args.world_size,
+            )
+        batch = args.per_device_eval_batch_size * args.world_size
+        if batch % args.eval_generations:
+            raise ConfigurationError(
+                f"the evaluation batch of {batch} completions (per_device_eval_batch_size x processes) is not a "
+                f"multiple of num_generations_eval={args.eval_generations}."
+            )
+        return Shape(
+            prompts=batch // args.eval_generations,
+            generations=args.eval_generations,
+            steps=1,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
+
+    def get_train_dataloader(self) -> ScheduleLoader:
+        """Return the loader of training steps; rows come in the order that `training.data` documents."""
+        args, shape = self.args, self.shape(train=True)
+        rows = self._visible_columns(self.train_dataset)
+        if isinstance(rows, datasets.IterableDataset):
+            schedule: Schedule | Stream = Stream(rows, shape)
+        else:
+            if rows is None:
+                windows = math.ceil(
+                    args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window
+                )
+                rows = EmptyRows(windows * shape.prompts)
+            seed = args.seed if args.data_seed is None else args.data_seed
+            schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
+        return make_loader(
+            schedule,
+            workers=args.dataloader_num_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+            in_order=args.dataloader_in_order,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> ScheduleLoader:
+        """Return the loader of evaluation windows; every row is played `num_generations_eval` times."""
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]  # type: ignore[index]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ConfigurationError("evaluation needs an eval_dataset.")
+        rows = self._visible_columns(dataset)
+        if isinstance(rows, datasets.IterableDataset):
+            rows = list(rows)
+        schedule = Schedule(rows, self.shape(train=False), seed=self.args.seed, shuffle=False, keep_last=True)
+        return make_loader(schedule)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the number of rows behind a loader."""
+        return getattr(dataloader.dataset, "num_rows", 0)
+
+    def _visible_columns(self, dataset: Any) -> Any:
+        if dataset is None or not self.args.remove_unused_columns or dataset.column_names is None:
+            return dataset
+        return dataset.select_columns([c for c in dataset.column_names if c in ("prompt", "environment")])
+
+    # Training -----------------------------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[ScheduledStep], num_batches: int, device: torch.device
+    ) -> tuple[list[MicroBatch], Tensor | None]:
+        """Make the micro-batches of one optimizer step, playing new windows as they come up."""
+        self._step_started = time.perf_counter()
+        batches = []
+        for _ in range(num_batches):
+            if (step := next(epoch_iterator, None)) is None:
+                break
+            batches.append(self._micro_batch(step))
+        counts = self._count(batches)
+        tokens = torch.tensor(counts.tokens, device=device)
+        return [dataclasses.replace(batch, denominators=counts) for batch in batches], tokens
+
+    def training_step(  # type: ignore[override]
+        self, model: torch.nn.Module, inputs: MicroBatch, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Run one micro-batch, and time the optimizer step with the last one."""
+        loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[arg-type]
+        if self.accelerator.sync_gradients:
+            self._metrics[True].add("step_time", time.perf_counter() - self._step_started)
+        return loss
+
+    def compute_loss(  # type: ignore[override]
+        self,
+        model: torch.nn.Module,
+        inputs: MicroBatch,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Score a micro-batch under the policy and return its part of the loss."""
+        if return_outputs:
+            raise ConfigurationError(
+                "the loss of rollouts has no model outputs to return; leave return_outputs=False."
+            )
+        metrics = self._metrics[model.training]
+        scores = self.collector.score(model, inputs)
+        if inputs.tokens:
+            self._compare_with_sampler(scores, inputs, metrics)
+            metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
+        assert inputs.denominators is not None
+        return self.loss(scores, inputs, inputs.denominators, metrics)
+
+    def prediction_step(  # type: ignore[override]
+        self, model: torch.nn.Module, inputs: ScheduledStep, *_: Any, **__: Any
+    ) -> tuple[Tensor, None, None]:
+        """Play an evaluation window and return its loss."""
+        shape = self.shape(train=False)
+        tasks = make_tasks(inputs, shape, seed=self.args.seed)
+        window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
+        self._note(window, train=False)
+        batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, batch.to(self.args.device))
+        return loss.detach(), None, None
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; the metrics of the rollouts come with the loss."""
+        self._metrics[False] = MetricStore()
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        output = super().evaluation_loop(*args, **kwargs)
+        metrics = self._metrics[False].reduce(self.args.world_size)
+        assert output.metrics is not None
+        output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
+        self._show_completions(train=False)
+        return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, together with the metrics since the last training log."""
+        if "loss" in logs:
+            logs = {**logs, **self._metrics[True].reduce(self.args.world_size)}
+            self._show_completions(train=True)
+        super().log(clean_logs(logs), start_time)
+
+    def close(self) -> None:
+        """Close environments, threads and the generator; whatever needs them later starts them again."""
+        self.collector.close()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.close()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate; see `transformers.Trainer.evaluate`. Outside of `train` environments are closed at the end."""
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            if not self.is_in_train:
+                self.close()
+
+    # Helpers ------------------------------------------------------------------------------------------------
+
+    def _micro_batch(self, step: ScheduledStep) -> MicroBatch:
+        if self._window is None or self._window.identity != step.window:
+            shape = self.shape(train=True)
+            tasks = make_tasks(step, shape, seed=self.args.seed)
+            self._window = self.collector.collect(
+                tasks,
+                rows_per_batch=self.args.per_device_train_batch_size,
+                batches=shape.steps,
+                identity=step.window,
+            )
+            self._note(self._window, train=True)
+        return self._window.batches[step.slot]
+
+    def _count(self, batches: Sequence[MicroBatch]) -> Denominators:
+        local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]
+        everywhere = gather_object(local) if self.args.world_size > 1 else local
+        rows, tokens, micro_batches = (
+            (sum(column) for column in zip(*everywhere, strict=True)) if everywhere else (0,) * 3
+        )
+        return Denominators(rows, tokens, micro_batches, self.args.world_size)
+
+    def _compare_with_sampler(self, scores: Scores, batch: MicroBatch, metrics: MetricStore) -> None:
+        """Log how far the trainer's logprobs are from the sampler's, for the weights that sampled."""
+        if batch.sampler_logps_N is None:
+            return
+        ours_N = scores.logps_N.detach() if batch.old_logps_N is None else batch.old_logps_N
+        difference_N = (ours_N - batch.sampler_logps_N).abs()
+        metrics.add("sampling/sampling_logp_difference/mean", difference_N.mean().item(), batch.tokens)
+        metrics.add("sampling/sampling_logp_difference/max", difference_N.max().item(), how="max")
+
+    def _note(self, window: Window, *, train: bool) -> None:
+        """Add a window's metrics and completions to what the next log shows."""
+        metrics = self._metrics[train]
+        metrics.add_all(window.metrics)
+        for name, value in window.own_metrics:
+            metrics.add(name, value)
+        if train:
+            self.state.num_input_tokens_seen += window.tokens_seen
+            metrics.add("num_tokens", self.state.num_input_tokens_seen, how="max")
+        if self.args.log_completions:
+            self._completions[train].extend(window.log)
+
+    def _show_completions(self, *, train: bool) -> None:
+        log = self._completions[train]
+        if self.args.log_completions and self.is_world_process_zero():
+            rows = select_rows(
+                log, limit=self.args.num_completions_to_print, unique_prompts=self.args.log_unique_prompts
+            )
+            print_rows(rows, self.state.global_step)
+            report_rows(rows, self.state.global_step, self.args.report_to or [])
+        log.clear()
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return inputs.to(self.args.device)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Estimate the operations of a micro-batch: 6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361)."""
+        return 6 * self.model.num_parameters() * inputs.input_ids.numel()
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _each_dataset(dataset: Any) -> list[Any]:
+    return list(dataset.values()) if isinstance(dataset, dict) else [dataset]
+
+
+def _identity(batch: Any) -> Any:
+    return batch
