@@ -13,8 +13,10 @@ from transformers.utils import get_json_schema
 from agentrl import EpisodeDone
 
 Message = dict[str, Any]
-Habit = Callable[[list[Message], random.Random], dict[str, Any] | str]
+Player = Callable[[list[Message], random.Random], dict[str, Any] | str]
 """Sees the conversation so far and returns a tool call (`name` and `arguments`) or a final answer."""
+
+NOT_TOOLS = ("reset", "get_reward", "close")
 
 
 @dataclass(frozen=True)
@@ -25,39 +27,31 @@ class Transcript:
     tools: list[dict[str, Any]]
 
 
-def record(environment: Any, habit: Habit, seed: int) -> Transcript:
-    """Let a habit play one episode of an environment."""
-    rng = random.Random(f"habit {seed}")
+def record(environment: Any, player: Player, seed: int) -> Transcript:
+    """Let a player play one episode of an environment."""
+    rng = random.Random(f"player {seed}")  # not the environment's own numbers over again
+    tools = tools_of(environment)
     messages = [{"role": "user", "content": environment.reset(seed=seed)}]
     done = False
     while not done:
-        move = habit(messages, rng)
+        move = player(messages, rng)
         if isinstance(move, str):
             messages.append({"role": "assistant", "content": move})
             break
-        messages.append(
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": move}]}
-        )
+        messages.append({"role": "assistant", "tool_calls": [{"type": "function", "function": move}]})
         answer, done = call_tool(environment, move)
         messages.append({"role": "tool", "name": move["name"], "content": answer})
-    return Transcript(messages, tools_of(environment))
+    return Transcript(messages, tools)
 
 
 def tools_of(environment: Any) -> list[dict[str, Any]]:
-    """Describe the tools of an environment: its public methods other than the reserved ones."""
-    methods = inspect.getmembers(environment, inspect.ismethod)
-    reserved = ("reset", "get_reward", "close")
-    return [
-        get_json_schema(method)
-        for name, method in methods
-        if not name.startswith("_") and name not in reserved
-    ]
+    """Describe the tools of an environment, as the trainer would."""
+    return [get_json_schema(getattr(environment, name)) for name in _tool_names(environment)]
 
 
 def call_tool(environment: Any, call: dict[str, Any]) -> tuple[str, bool]:
-    """Run one tool call; returns the answer and whether it ended the episode."""
-    offered = {tool["function"]["name"] for tool in tools_of(environment)}
-    if call.get("name") not in offered:
+    """Run a tool call; returns the answer and whether it ended the episode."""
+    if call.get("name") not in _tool_names(environment):
         return f"error: no tool named {call.get('name')!r}", False
     try:
         return str(getattr(environment, call["name"])(**call["arguments"])), False
@@ -65,3 +59,8 @@ def call_tool(environment: Any, call: dict[str, Any]) -> tuple[str, bool]:
         return str(end), True
     except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the agent
         return f"error: {error}", False
+
+
+def _tool_names(environment: Any) -> list[str]:
+    methods = inspect.getmembers(type(environment), inspect.isfunction)
+    return [name for name, _ in methods if not name.startswith("_") and name not in NOT_TOOLS]
