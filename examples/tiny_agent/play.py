@@ -52,9 +52,7 @@ def play(
             running = [episode for episode in episodes if not episode.over]
             if not running:
                 break
-            for episode, text in zip(
-                running, _sample(model, tokenizer, running, max_new_tokens), strict=True
-            ):
+            for episode, text in zip(running, _sample(model, tokenizer, running, max_new_tokens), strict=True):
                 _take_turn(tokenizer, episode, text)
 
     for episode in episodes:

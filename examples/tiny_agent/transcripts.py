@@ -38,10 +38,15 @@ def record(environment: Any, player: Player, seed: int) -> Transcript:
         if isinstance(move, str):
             messages.append({"role": "assistant", "content": move})
             break
-        messages.append({"role": "assistant", "tool_calls": [{"type": "function", "function": move}]})
+        messages.append(calling(move))
         answer, done = call_tool(environment, move)
         messages.append({"role": "tool", "name": move["name"], "content": answer})
     return Transcript(messages, tools)
+
+
+def calling(call: dict[str, Any]) -> Message:
+    """The message of an assistant that makes one call and says nothing."""
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
 
 def tools_of(environment: Any) -> list[dict[str, Any]]:

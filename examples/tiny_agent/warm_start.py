@@ -121,9 +121,7 @@ def _new_model(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Qwen3ForCa
         return Qwen3ForCausalLM(config)
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerBase, transcripts: Sequence[Transcript]
-) -> list[tuple[list[int], list[int]]]:
+def _encode(tokenizer: PreTrainedTokenizerBase, transcripts: Sequence[Transcript]) -> list[tuple[list[int], list[int]]]:
     """Turn each transcript into ids and labels; only what the assistant wrote has labels."""
     examples = []
     for transcript in transcripts:
