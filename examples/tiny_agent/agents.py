@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import get_json_schema
+
 from tiny_agent.transcripts import Message, Player, Transcript, calling, record
 from tiny_agent.warm_start import Lesson, make_tiny_agent
-from transformers.utils import get_json_schema
 
 
 def guessing_agent(environment: Callable[[], Any]) -> Path:
@@ -104,8 +105,8 @@ def _counting_lessons(environment: Callable[[], Any]) -> list[Lesson]:
         return _call("increment", step=rng.randint(1, 6))
 
     return [
-        Lesson(_games(environment, count, 500), steps=50),
-        Lesson(_games(environment, careless(count, anything, how_often=0.7), 1500), steps=50),
+        Lesson(_games(environment, count, 500), steps=100),
+        Lesson(_games(environment, careless(count, anything, how_often=0.6), 1500), steps=50),
     ]
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tiny_agent.transcripts import Message, call_tool, tools_of
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tiny_agent.transcripts import Message, call_tool, tools_of
 
 
 @dataclass
@@ -89,8 +90,8 @@ def _take_turn(tokenizer: PreTrainedTokenizerBase, episode: Episode, text: str) 
     try:
         message = tokenizer.parse_response(text, prefix="")
         calls = [call["function"] for call in message.get("tool_calls", [])]
-        if not all(isinstance(call.get("arguments"), dict) for call in calls):
-            raise ValueError("the arguments of a call must be a JSON object")
+        if not all(isinstance(call, dict) and isinstance(call.get("arguments"), dict) for call in calls):
+            raise ValueError("a tool call is a JSON object with a name and arguments")
     except ValueError as error:
         episode.unreadable += 1
         episode.messages += [

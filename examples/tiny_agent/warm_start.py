@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from tiny_agent.tokenizer import CHAT_TEMPLATE, make_tokenizer
-from tiny_agent.transcripts import Transcript
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from tiny_agent.tokenizer import CHAT_TEMPLATE, make_tokenizer
+from tiny_agent.transcripts import Transcript
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tiny-agents"
 IGNORED = -100  # the label that the loss skips
@@ -83,11 +84,11 @@ def make_tiny_agent(lessons: Sequence[Lesson], recipe: Recipe | None = None, cac
 
 
 def _fingerprint(lessons: Sequence[Lesson], recipe: Recipe) -> str:
-    sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.*"))]
+    here = Path(__file__).parent
     made_from = {
         "lessons": [asdict(lesson) for lesson in lessons],
         "recipe": asdict(recipe),
-        "sources": sources,
+        "sources": [(here / name).read_text() for name in ("warm_start.py", "tokenizer.py", "template.jinja")],
         "versions": [torch.__version__, transformers.__version__],
     }
     return hashlib.blake2b(json.dumps(made_from).encode(), digest_size=8).hexdigest()
