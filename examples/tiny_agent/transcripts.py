@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Callable
@@ -51,12 +52,12 @@ def calling(call: dict[str, Any]) -> Message:
 
 def tools_of(environment: Any) -> list[dict[str, Any]]:
     """Describe the tools of an environment, as the trainer would."""
-    return [get_json_schema(getattr(environment, name)) for name in _tool_names(environment)]
+    return [get_json_schema(getattr(environment, name)) for name in _tool_names(type(environment))]
 
 
 def call_tool(environment: Any, call: dict[str, Any]) -> tuple[str, bool]:
     """Run a tool call; returns the answer and whether it ended the episode."""
-    if call.get("name") not in _tool_names(environment):
+    if call.get("name") not in _tool_names(type(environment)):
         return f"error: no tool named {call.get('name')!r}", False
     try:
         return str(getattr(environment, call["name"])(**call["arguments"])), False
@@ -66,6 +67,7 @@ def call_tool(environment: Any, call: dict[str, Any]) -> tuple[str, bool]:
         return f"error: {error}", False
 
 
-def _tool_names(environment: Any) -> list[str]:
-    methods = inspect.getmembers(type(environment), inspect.isfunction)
+@functools.cache
+def _tool_names(environment: type) -> list[str]:
+    methods = inspect.getmembers(environment, inspect.isfunction)
     return [name for name, _ in methods if not name.startswith("_") and name not in NOT_TOOLS]

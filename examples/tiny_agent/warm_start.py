@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -86,12 +86,12 @@ def make_tiny_agent(lessons: Sequence[Lesson], recipe: Recipe | None = None, cac
 def _fingerprint(lessons: Sequence[Lesson], recipe: Recipe) -> str:
     here = Path(__file__).parent
     made_from = {
-        "lessons": [asdict(lesson) for lesson in lessons],
-        "recipe": asdict(recipe),
+        "lessons": lessons,
+        "recipe": recipe,
         "sources": [(here / name).read_text() for name in ("warm_start.py", "tokenizer.py", "template.jinja")],
         "versions": [torch.__version__, transformers.__version__],
     }
-    return hashlib.blake2b(json.dumps(made_from).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(made_from, default=vars).encode(), digest_size=8).hexdigest()
 
 
 def _render(transcripts: Sequence[Transcript]) -> list[str]:
