@@ -39,7 +39,7 @@ def train(start: Path, algorithm: str, seed: int, steps: int, out: Path):
             output_dir=str(out),
             max_steps=steps,
             learning_rate=5e-4,  # a model this small wants larger steps than a real one
-            per_device_train_batch_size=64,  # games in a step ...
+            per_device_train_batch_size=96,  # games in a step ...
             num_generations=8,  # ... of which 8 each are about the same number, compared with one another
             max_completion_length=200,
             seed=seed,
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     before = play(AutoModelForCausalLM.from_pretrained(start), tokenizer, GuessNumber, TEST_GAMES)
     show_episodes("Before training", before[:GAMES_SHOWN])
 
-    console.print(f"\n[bold]Training[/bold] with {options.algorithm.upper()}, 64 games in each step\n")
+    console.print(f"\n[bold]Training[/bold] with {options.algorithm.upper()}, 96 games in each step\n")
     started = time.perf_counter()
     trainer, rewards = train(start, options.algorithm, options.seed, options.steps, out)
     seconds = time.perf_counter() - started

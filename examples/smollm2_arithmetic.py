@@ -46,27 +46,29 @@ def correct(completions, index, **kwargs) -> list[float]:
 
 
 def used_tool(completions, **kwargs) -> list[float]:
-    """A model this small rarely calls a tool at first, so a call that worked is worth something by itself."""
+    """A call that worked is worth something by itself: it is the first thing to learn."""
     return [
-        float(any(message["role"] == "tool" and "rror" not in message["content"] for message in completion))
+        float(any(message["role"] == "tool" and not message["content"].startswith("Error") for message in completion))
         for completion in completions
     ]
 
 
 def conversation(question: str) -> list[dict]:
-    """A question, after one that has been answered with the tool: the model sees how it is done."""
-    call = {"name": "calculate", "arguments": {"expression": "21 - 4 + 30"}}
-    return [
-        {"role": "user", "content": _ask("21 - 4 + 30 =")},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-        {"role": "tool", "name": "calculate", "content": "47"},
-        {"role": "assistant", "content": "The answer is 47."},
-        {"role": "user", "content": question},
-    ]
+    """A question, after a few that have been answered with the tool: the model sees how it is done.
 
-
-def _ask(expression: str) -> str:
-    return f"State the final answer to the following arithmetic problem: {expression}"
+    With three of them it calls the tool about every second time, which is what training can build on.
+    """
+    solved = [("21 - 4 + 30", "47"), ("8 + 5", "13"), ("60 - 71", "-11")]
+    messages = []
+    for expression, result in solved:
+        call = {"name": "calculate", "arguments": {"expression": expression}}
+        messages += [
+            {"role": "user", "content": f"{ASK} {expression} ="},
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+            {"role": "tool", "name": "calculate", "content": result},
+            {"role": "assistant", "content": f"The answer is {result}."},
+        ]
+    return [*messages, {"role": "user", "content": question}]
 
 
 def main(argv: list[str] | None = None) -> GRPOTrainer:

@@ -95,8 +95,8 @@ def _guessing_lessons(environment: Callable[[], Any]) -> list[Lesson]:
         return _call("guess", number=rng.randint(1, environment().highest))
 
     return [
-        Lesson(_games(environment, halve, 500), steps=100),
-        Lesson(_games(environment, careless(halve, anything, how_often=0.4), 1500), steps=100),
+        Lesson(_games(environment, halve, 500), steps=150),
+        Lesson(_games(environment, careless(halve, anything, how_often=0.4), 1500), steps=200),
     ]
 
 

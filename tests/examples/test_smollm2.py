@@ -35,7 +35,7 @@ def test_only_a_call_that_worked_counts_as_using_the_tool():
     def completion(*results):
         return [{"role": "tool", "content": result} for result in results] + [{"role": "assistant"}]
 
-    completions = [completion(), completion("47"), completion("error: not a sum"), completion("error: x", "47")]
+    completions = [completion(), completion("47"), completion("Error: not a sum"), completion("Error: x", "47")]
     assert used_tool(completions) == [0.0, 1.0, 0.0, 1.0]
 
 

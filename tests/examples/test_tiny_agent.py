@@ -165,7 +165,7 @@ def test_an_agent_is_made_once_and_anew_when_something_changed(tmp_path):
         make_tiny_agent(lessons, other_seed, cache=tmp_path),
     }
     assert len(others | {folder}) == 4
-    assert {path for path in tmp_path.iterdir()} == others | {folder}  # nothing unfinished is left behind
+    assert set(tmp_path.iterdir()) == others | {folder}  # nothing unfinished is left behind
 
 
 def test_the_agent_can_be_loaded_with_its_template_and_parser(agent):
