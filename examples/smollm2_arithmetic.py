@@ -19,6 +19,7 @@ from smollm2 import smollm2_folder, smollm2_tokenizer
 from agentrl import GRPOConfig, GRPOTrainer
 
 SUMS = reasoning_gym.create_dataset("chain_sum", size=500, seed=0, min_terms=2, max_terms=3, min_digits=1, max_digits=2)
+ASK = "State the final answer to the following arithmetic problem:"  # how reasoning-gym puts it
 
 
 def calculate(expression: str) -> str:
