@@ -19,11 +19,11 @@ from transformers.utils.chat_parsing.response_templates import (
     load_response_template,
 )
 
+from agentrl.chat.messages import REASONING_FIELDS
 from agentrl.chat.prefix import Render, tool_call
 from agentrl.errors import TemplateError
 
 _BODY = "agentrl_body"
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from typing import Any
 from agentrl.errors import TemplateError
 from agentrl.types import Message
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which messages carry reasoning."""
+
 
 def clean_messages(messages: list[Message]) -> list[Message]:
     """Drop the keys without a value that Arrow put into messages.

@@ -14,8 +14,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.families import recognise
-from agentrl.chat.formats import REASONING_FIELDS, ResponseFormat, derive_response_template, load_format
-from agentrl.chat.messages import clean_messages
+from agentrl.chat.formats import ResponseFormat, derive_response_template, load_format
+from agentrl.chat.messages import REASONING_FIELDS, clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
 from agentrl.chat.prefix import tool_schema
 from agentrl.chat.template import Template, exact_template, own_template
@@ -165,7 +165,7 @@ class Renderer:
     ) -> tuple[int, ...]:
         """Render a stand-in conversation with and without the results, and encode what they add to it."""
         assert self._template is not None
-        grown = self._template.render([*history, *results], tools, True)
+        grown = self._template.render_quickly([*history, *results], tools, True)
         text = cut_after_turn(self._turn_text(history, tools), grown, end, last_id, self._added_tokens)
         return self._encode_after(end.anchor, text)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.families import recognise, training_template
-from agentrl.chat.messages import ArgumentForm, to_template
-from agentrl.chat.prefix import check_prefix_preserving, missing_tool_parts, tool_call
+from agentrl.chat.messages import REASONING_FIELDS, ArgumentForm, to_template
+from agentrl.chat.prefix import check_prefix_preserving, missing_tool_parts, tool_call, tool_schema
 from agentrl.errors import TemplateError
 from agentrl.types import Message
+
+try:  # not public: without it, or should it change, rendering is only slower
+    from transformers.utils.chat_template_utils import _compile_jinja_template as compile_template
+except ImportError:
+    compile_template = None  # type: ignore[assignment]
 
 _QUESTION: Message = {"role": "user", "content": "probe"}
 
@@ -31,6 +37,8 @@ class Template:
         self.source = source
         self.variables = variables
         self._form = self._argument_form()
+        self._compiled: jinja2.Template | None = None
+        self._compiled = self._proved_compiled()
 
     def render(
         self,
@@ -55,6 +63,42 @@ class Template:
             TemplateError: A message is not text, or the template raised.
         """
         return self._apply(to_template(messages, self._form), tools, open_turn, continue_last)
+
+    def render_quickly(self, messages: list[Message], tools: list[dict[str, Any]] | None, open_turn: bool) -> str:
+        """Render messages that hold nothing but plain text, calls and no reasoning.
+
+        The same text as from `render`, without transformers' preparation of arbitrary messages, which costs as much
+        as the rendering itself. Other messages, and templates whose renderings differ, are passed on to `render`.
+        """
+        if self._compiled is not None and all(map(_is_plain, messages)):
+            with suppress(jinja2.TemplateError, TypeError, ValueError):  # `render` says what is wrong
+                return self._render_compiled(to_template(messages, self._form), tools, open_turn)
+        return self.render(messages, tools, open_turn)
+
+    def _render_compiled(self, messages: list[Message], tools: list[dict[str, Any]] | None, open_turn: bool) -> str:
+        assert self._compiled is not None
+        return self._compiled.render(
+            messages=messages,
+            tools=list(tools) if tools else None,
+            documents=None,
+            add_generation_prompt=open_turn,
+            **self.tokenizer.special_tokens_map,
+            **self.variables,
+        )
+
+    def _proved_compiled(self) -> jinja2.Template | None:
+        """Compile the template as transformers does; None where that is not possible or renders differently."""
+        if compile_template is None:
+            return None
+        self._compiled = compile_template(self.source)
+        turn = {"role": "assistant", "content": "c", "tool_calls": [tool_call(0, "probe", {"a": 1})]}
+        result = {"role": "tool", "name": "probe", "tool_call_id": "call00000", "content": " r\n"}
+        probes = [([_QUESTION, turn], None, False), ([_QUESTION, turn, result, result], [tool_schema("probe")], True)]
+        try:
+            same = all(self._render_compiled(*probe) == self._apply(*probe) for probe in probes)
+        except (TemplateError, jinja2.TemplateError, TypeError, ValueError):
+            return None  # a template without tools, say
+        return self._compiled if same else None
 
     def _apply(
         self,
@@ -100,6 +144,11 @@ class Template:
             return self._apply([_QUESTION, turn], None, False)
         except TemplateError:
             return None
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether there is nothing in a message that transformers prepares: rich content, reasoning under other names."""
+    return type(message.get("content")) is str and message.keys().isdisjoint(REASONING_FIELDS)
 
 
 def own_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], tools: bool) -> Template | None:

@@ -47,6 +47,7 @@ class EnvironmentPool:
         self._idle: dict[str | None, list[Any]] = {}
         self._leased: dict[int, tuple[EnvironmentSpec, Any]] = {}
         self._closings = 0
+        self._closing: set[asyncio.Future[None]] = set()
         self.specs: dict[str | None, EnvironmentSpec] = {}
         for name, factory in factories.items() if isinstance(factories, Mapping) else [(None, factories)]:
             probe = _probe(name, factory)
@@ -140,7 +141,11 @@ class EnvironmentPool:
         with self._lock:
             lease = self._leased.pop(id(instance), None)
         if lease is not None:
-            await self._close(instance)
+            # A rollout that is cancelled while it gives up an instance must not leave it open.
+            closing = asyncio.ensure_future(self._close(instance))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
 
     async def close(self) -> None:
         """Close every instance once, leased ones too; a later `acquire` makes new ones."""
@@ -150,7 +155,7 @@ class EnvironmentPool:
             instances += [instance for _, instance in self._leased.values()]
             self._idle = {name: [] for name in self._idle}
             self._leased.clear()
-        await asyncio.gather(*(self._close(instance) for instance in instances))
+        await asyncio.gather(*self._closing, *(self._close(instance) for instance in instances))
 
     def _leased_spec(self, instance: Any) -> EnvironmentSpec:
         return self._leased[id(instance)][0]

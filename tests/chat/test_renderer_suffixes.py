@@ -5,7 +5,7 @@ import pytest
 from agentrl.chat.prefix import tool_call
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import TemplateError
-from agentrl.testing.tokenizers import BOS, EOS, IMAGE, IMAGE_START, NEWLINE, fix_tokenizer
+from agentrl.testing.tokenizers import BOS, EOS, IMAGE, IMAGE_START, NEWLINE, fix_tokenizer, qwen_like_tokenizer
 
 CALLING = {
     "role": "assistant",
@@ -153,3 +153,19 @@ def test_the_names_of_the_called_tools_are_the_real_ones():
 
 def test_images_in_the_vocabulary_are_no_stop_tokens():
     assert IMAGE_START not in Renderer(fix_tokenizer(), tools=True).stop_ids
+
+
+@pytest.mark.parametrize("result", ["plain", " spaces \n", "", '{"a": 1}', "<tool_response>", "é 東京 🙂"])
+@pytest.mark.parametrize("template", ["qwen3", "qwen2_5", "compact"])
+def test_the_quick_rendering_is_the_rendering(template, result):
+    bridge = Renderer(qwen_like_tokenizer(template), tools=True)
+    assert bridge._template._compiled is not None
+    calls = [{"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}]
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "c", "tool_calls": calls},
+        {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": result},
+    ]
+    assert bridge._template.render_quickly(messages, None, True) == bridge._template.render(messages, None, True)
+    bridge._template._compiled = None  # as with a transformers that compiles templates in another way
+    assert bridge._template.render_quickly(messages, None, True) == bridge._template.render(messages, None, True)
