@@ -216,7 +216,7 @@ class Trajectory:
 
     @property
     def tool_calls(self) -> int:
-        """Number of tool calls the model wrote, unreadable ones included."""
+        """Number of tool calls that were answered: run, or told to be unreadable or unknown."""
         return sum(len(turn.results) for turn in self.turns)
 
     @property

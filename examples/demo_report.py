@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tiny_agent import Episode
 from transformers import TrainerCallback
+
+from agentrl.types import Trajectory
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -52,12 +53,12 @@ class LiveProgress(TrainerCallback):
             self._bar.stop()
 
 
-def show_episodes(title: str, episodes: Sequence[Episode]) -> None:
+def show_episodes(title: str, episodes: Sequence[Trajectory]) -> None:
     """Print whole conversations, one line a message."""
     console.print(f"\n[bold]{title}[/bold]")
     for number, episode in enumerate(episodes, start=1):
         console.print(f"\n  Game {number}, reward {episode.reward:g}")
-        for message in episode.messages:
+        for message in [*episode.prompt, *episode.completion]:
             speaker = {"user": "task", "assistant": "agent", "tool": "answer"}[message["role"]]
             console.print(f"    {speaker:>6}  {_as_text(message)}", markup=False)
 

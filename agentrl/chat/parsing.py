@@ -142,9 +142,7 @@ def _functions(
     return [function for raw_call in raw_calls for function in _decode(raw_call, form)]
 
 
-def _typed_calls(
-    text: str, form: ResponseFormat, prompt: str, tools: list[dict[str, Any]] | None
-) -> list[Any] | None:
+def _typed_calls(text: str, form: ResponseFormat, prompt: str, tools: list[dict[str, Any]] | None) -> list[Any] | None:
     """The calls as transformers reads them, with argument types from the tool schemas; None if it cannot."""
     try:
         parser = ResponseParser(form.typed, prefix=prompt, tools=list(tools or []))

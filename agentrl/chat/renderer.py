@@ -7,8 +7,8 @@ with the same shape of turn and the real results, so that no sampled id is ever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +24,7 @@ from agentrl.errors import TemplateError
 from agentrl.types import Message, Prompt
 
 _CACHED = 1024
+"""Entries of each cache; the oldest goes first."""
 _QUESTION: Message = {"role": "user", "content": "stand-in"}
 _TOOLS = [tool_schema("stand_in")]
 
@@ -74,9 +75,11 @@ class Renderer:
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._added_tokens = added_tokens(tokenizer)
-        self._turns: dict[tuple[Any, ...], str] = {}
-        # A cache on a method would keep its object alive.
-        self._encode_after = lru_cache(maxsize=_CACHED)(partial(_encode_after, tokenizer))
+        self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._turns: dict[tuple[str, bool], str] = {}
+        self._suffixes: dict[tuple[int, str, str, bool], tuple[int, ...]] = {}
+        self._decode = _decoder(tokenizer)
+        self._encode_after = partial(_encode_after, tokenizer)
 
     def prompt_ids(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> list[int]:
         """Encode a prompt.
@@ -99,10 +102,20 @@ class Renderer:
                 "The prompt has messages but the tokenizer has no chat template. Set "
                 "`tokenizer.chat_template` or give prompts as text."
             )
+        key = (repr(prompt), repr(tools))  # the members of a group share their prompt
+        if (known := self._prompts.get(key)) is None:
+            known = self._prompts[key] = self._render_prompt(self._template, prompt, tools)
+            if len(self._prompts) > _CACHED:
+                del self._prompts[next(iter(self._prompts))]
+        return list(known)
+
+    def _render_prompt(
+        self, template: Template, prompt: list[Message], tools: list[dict[str, Any]] | None
+    ) -> tuple[int, ...]:
         messages = clean_messages(prompt)
         prefilled = bool(messages) and messages[-1].get("role") == "assistant"
-        text = self._template.render(messages, tools, not prefilled, continue_last=prefilled)
-        return list(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+        text = template.render(messages, tools, not prefilled, continue_last=prefilled)
+        return tuple(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
 
     def suffix_ids(
         self,
@@ -132,21 +145,38 @@ class Renderer:
         """
         if self._template is None or self._end is None:
             raise _no_end_of_turn()
-        history = [_QUESTION, _stand_in(assistant)]
-        stand_in_tools = _TOOLS if tools else None
-        turn = self._turn_text(history, stand_in_tools)
-        grown = self._template.render([*history, *results], stand_in_tools, True)
-        text = cut_after_turn(turn, grown, self._end, last_id, self._added_tokens)
-        return list(self._encode_after(self._end.anchor, text))
+        turn = _stand_in(assistant)
+        # Environments often give the same few answers, and then this is all that a suffix costs.
+        key = (last_id, repr(turn), repr(results), tools is not None)
+        if (known := self._suffixes.get(key)) is None:
+            known = self._render_suffix(self._end, last_id, [_QUESTION, turn], results, _TOOLS if tools else None)
+            self._suffixes[key] = known
+            if len(self._suffixes) > _CACHED:
+                del self._suffixes[next(iter(self._suffixes))]
+        return list(known)
+
+    def _render_suffix(
+        self,
+        end: TurnEnd,
+        last_id: int,
+        history: list[Message],
+        results: list[Message],
+        tools: list[dict[str, Any]] | None,
+    ) -> tuple[int, ...]:
+        """Render a stand-in conversation with and without the results, and encode what they add to it."""
+        assert self._template is not None
+        grown = self._template.render([*history, *results], tools, True)
+        text = cut_after_turn(self._turn_text(history, tools), grown, end, last_id, self._added_tokens)
+        return self._encode_after(end.anchor, text)
 
     def _turn_text(self, history: list[Message], tools: list[dict[str, Any]] | None) -> str:
         """Render a stand-in turn without what follows, or take it from the cache."""
         assert self._template is not None
         key = (repr(history[-1]), tools is not None)
         if key not in self._turns:
-            if len(self._turns) == _CACHED:
-                self._turns.clear()
             self._turns[key] = self._template.render(history, tools, False)
+            if len(self._turns) > _CACHED:
+                del self._turns[next(iter(self._turns))]
         return self._turns[key]
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
@@ -162,7 +192,7 @@ class Renderer:
         """
         if ids and ids[-1] in self.stop_ids:
             ids = ids[:-1]
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        text = self._decode(ids)
         if self._format is None:
             return ParsedTurn({"role": "assistant", "content": text.strip()}, [])
         return parse_turn(text, self._format, prompt=self._prompt, tools=tools, first_call=first_call)
@@ -204,9 +234,7 @@ def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | No
 
 def _stand_in(assistant: Message) -> Message:
     """A short turn of the same shape: what the rendering of the results can depend on."""
-    reasoning = {
-        name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None
-    }
+    reasoning = {name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None}
     turn = {"role": "assistant", "content": "c" if assistant.get("content") else "", **reasoning}
     calls = assistant.get("tool_calls")
     if not calls:
@@ -217,6 +245,14 @@ def _stand_in(assistant: Message) -> Message:
 def _stand_in_call(call: dict[str, Any]) -> dict[str, Any]:
     name = call.get("function", call).get("name")
     return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Decode with special tokens and nothing cleaned up; straight from the backend, which is much quicker."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return partial(backend.decode, skip_special_tokens=False)
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _encode_after(tokenizer: PreTrainedTokenizerBase, stop_id: int, text: str) -> tuple[int, ...]:

@@ -102,9 +102,7 @@ class Template:
             return None
 
 
-def own_template(
-    tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], tools: bool
-) -> Template | None:
+def own_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any], tools: bool) -> Template | None:
     """Give the tokenizer's chat template.
 
     Args:

@@ -59,9 +59,7 @@ class SlotLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(slots, value_states.shape[1], length, value_states.shape[-1])
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values [B, heads, Q, head_dim]; return all that the rows hold."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)

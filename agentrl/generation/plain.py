@@ -9,9 +9,9 @@ depend on the rows beside it, up to floating point. Settings that look at the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -28,8 +28,8 @@ from transformers import (
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import GenerationStats, SamplingParams
-from agentrl.generation.runner import evaluating
-from agentrl.generation.sampling import draw
+from agentrl.generation.runner import inference
+from agentrl.generation.sampling import draw, settings
 from agentrl.generation.support import context_length
 from agentrl.generation.threaded import Answer, ThreadedGenerator, explain
 from agentrl.types import FinishReason, Sample
@@ -106,14 +106,14 @@ class _Batches:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Any,  # PreTrainedModel, whose mixins mypy cannot follow
         options: dict[str, Any],
         autocast: Callable[[], AbstractContextManager[object]] | None,
         stats: GenerationStats,
     ):
         self._model = model
         self._options = options
-        self._autocast = autocast or nullcontext
+        self._autocast = autocast
         self._stats = stats
         self._version = 0
         self._rows: list[_Row] = []
@@ -143,11 +143,11 @@ class _Batches:
             row.done(explain(row.name, error))
 
     def step(self) -> None:
-        first = _sampling(self._rows[0].params)
-        batch = [row for row in self._rows if _sampling(row.params) == first]
+        first = settings(self._rows[0].params)
+        batch = [row for row in self._rows if settings(row.params) == first]
         self._rows = [row for row in self._rows if row not in batch]
         try:
-            with evaluating(self._model), self._autocast():
+            with inference(self._model, self._autocast):
                 self._generate(batch)
         except Exception as error:  # noqa: BLE001 - whatever a model raises has to reach those who wait
             for row in batch:
@@ -167,21 +167,14 @@ class _Batches:
         pad_id = self._model.config.get_text_config(decoder=True).pad_token_id
         pad_id = 0 if pad_id is None else pad_id
         input_BT = torch.tensor([[pad_id] * (width - len(row.ids)) + row.ids for row in batch], device=device)
-        mask_BT = torch.tensor(
-            [[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in batch], device=device
-        )
+        mask_BT = torch.tensor([[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in batch], device=device)
         fields = {
             "do_sample": True,
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "repetition_penalty": 1.0,  # that of `generate` would punish the padding: see `_Penalty`
+            **settings(params),
             "max_new_tokens": max(row.params.max_tokens for row in batch),
             "pad_token_id": pad_id,
         } | self._options
-        penalty = self._options.get("repetition_penalty", params.repetition_penalty)
-        fields["repetition_penalty"] = 1.0
+        penalty = fields.pop("repetition_penalty")  # that of `generate` would punish the padding: `_Penalty`
         first = [_Penalty(penalty, mask_BT)] if penalty != 1.0 else []
 
         def decode(
@@ -200,18 +193,30 @@ class _Batches:
                 **rest,
             )
 
-        generate: Callable[..., Any] = self._model.generate
-        generate(
-            input_ids=input_BT,
-            attention_mask=mask_BT,
-            generation_config=GenerationConfig(**fields),
-            custom_generate=decode,
-        )
+        with _own_defaults(self._model):
+            self._model.generate(
+                input_ids=input_BT,
+                attention_mask=mask_BT,
+                generation_config=GenerationConfig(**fields),
+                custom_generate=decode,
+            )
 
 
-def _sampling(params: SamplingParams) -> SamplingParams:
-    """What rows of one batch must have in common."""
-    return replace(params, max_tokens=1, stop_ids=frozenset(), seed=0)
+@contextmanager
+def _own_defaults(model: Any) -> Iterator[None]:
+    """Hide the model's generation config, from which `generate` fills whatever is not set.
+
+    A checkpoint's taste (a penalty, a top-k) would change the distribution behind the trainer's back.
+    """
+    holders = [model, model.get_base_model()] if hasattr(model, "peft_config") else [model]
+    saved = [holder.generation_config for holder in holders]
+    try:
+        for holder in holders:
+            holder.generation_config = GenerationConfig()
+        yield
+    finally:
+        for holder, config in zip(holders, saved, strict=True):
+            holder.generation_config = config
 
 
 class _Penalty(LogitsProcessor):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.generation.base import SamplingParams
-from agentrl.generation.sampling import draw, process_logits
+from agentrl.generation.sampling import draw, process_logits, settings
 from agentrl.generation.slots import Session
 from agentrl.generation.threaded import Answer
 
@@ -28,6 +28,7 @@ class Request:
         ids: The row before the turn.
         params: How to draw.
         done: Called once, with the sample or the error.
+        budget: Positions that the whole cache has.
         arrival: Serial number; also of the session's last use.
         version: Version of the weights that drew its first token.
         fed: End of what was run for this turn, so that running it again counts as prefill.
@@ -41,6 +42,7 @@ class Request:
     ids: list[int]
     params: SamplingParams
     done: Answer
+    budget: int = 0
     arrival: int = 0
     version: int | None = None
     fed: int = 0
@@ -65,27 +67,21 @@ class Request:
     @property
     def most(self) -> int:
         """Positions that the turn can fill."""
-        return len(self.ids) + self.params.max_tokens
+        return min(len(self.ids) + self.params.max_tokens, self.budget)
 
 
 def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:
     """Draw a token for each request and put it at the end of its row; who samples alike is drawn together."""
     alike = defaultdict(list)
     for index, request in enumerate(requests):
-        params = request.params
-        settings = params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty
-        alike[settings].append(index)
-    for (temperature, top_k, top_p, min_p, repetition_penalty), indices in alike.items():
+        alike[tuple(settings(request.params).items())].append(index)
+    for common, indices in alike.items():
         chosen = [requests[index] for index in indices]
         logits_NV = logits_RV if len(alike) == 1 else logits_RV[indices]
         logprobs_NV = process_logits(
             logits_NV,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seen_NV=None if repetition_penalty == 1.0 else torch.stack([_seen(r, logits_NV) for r in chosen]),
+            seen_NV=_seen(chosen, logits_NV) if chosen[0].params.repetition_penalty != 1.0 else None,
+            **dict(common),
         )
         ids_N = draw(logprobs_NV, [request.uniforms.random() for request in chosen])
         logprobs_N = logprobs_NV.gather(-1, ids_N[:, None])[:, 0]
@@ -97,9 +93,10 @@ def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:
                 request.seen[token] = True
 
 
-def _seen(request: Request, logits_RV: Tensor) -> Tensor:
-    if request.seen is None:
-        seen_V = torch.zeros(logits_RV.shape[-1], dtype=torch.bool, device=logits_RV.device)
-        seen_V[request.session.row] = True
-        request.seen = seen_V
-    return request.seen
+def _seen(requests: Sequence[Request], logits_NV: Tensor) -> Tensor:
+    """Which ids occur in each request's row, bool [N, V]."""
+    for request in requests:
+        if request.seen is None:
+            request.seen = torch.zeros(logits_NV.shape[-1], dtype=torch.bool, device=logits_NV.device)
+            request.seen[request.session.row] = True
+    return torch.stack([request.seen for request in requests if request.seen is not None])

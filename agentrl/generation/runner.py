@@ -19,14 +19,9 @@ _MEMORY_SHARE = 0.3
 
 
 class ModelRunner:
-    """Runs a decoder model on a `SlotCache`.
+    """Runs a decoder model on a `SlotCache`."""
 
-    Gradients are off by `no_grad` and not by inference mode, so that nothing made here (a weight that
-    autocast has cast, say) is unusable for training afterwards."""
-
-    def __init__(
-        self, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]] | None = None
-    ):
+    def __init__(self, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]] | None = None):
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         self.windows = attention_windows(model)
@@ -38,9 +33,7 @@ class ModelRunner:
         """Where the model is now; it may have been moved since construction."""
         return next(self.model.parameters()).device
 
-    def forward(
-        self, tokens_B: Sequence[Sequence[int]], slots_B: Sequence[int], starts_B: Sequence[int]
-    ) -> Tensor:
+    def forward(self, tokens_B: Sequence[Sequence[int]], slots_B: Sequence[int], starts_B: Sequence[int]) -> Tensor:
         """Run B rows and write their keys and values.
 
         Args:
@@ -55,12 +48,10 @@ class ModelRunner:
         device = self.device
         step, position_BQ = plan_step(slots_B, starts_B, counts_B, device)
         width = max(counts_B)
-        input_BQ = torch.tensor(
-            [[*tokens, *[0] * (width - len(tokens))] for tokens in tokens_B], device=device
-        )
+        input_BQ = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in tokens_B], device=device)
         self.cache.step = step
         last_B1 = torch.tensor(counts_B, device=device)[:, None] - 1
-        with self._inference():
+        with inference(self.model, self._autocast):
             output = self.model(
                 input_ids=input_BQ,
                 attention_mask=self._masks(position_BQ, step.length),
@@ -75,10 +66,8 @@ class ModelRunner:
         """Tokens that fit into the default share of the free memory, and that in words."""
         cache = DynamicCache(config=self.config)
         token_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        with self._inference():
-            self.model(
-                input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True
-            )
+        with inference(self.model, self._autocast):
+            self.model(input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True)
         kept: list[Any] = cache.layers
         bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
         if self.device.type == "cuda":
@@ -107,20 +96,27 @@ class ModelRunner:
         lowest = torch.finfo(self.model.dtype).min
         return torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, lowest)
 
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.device.type == "cuda":  # the current device is a property of the thread
-                stack.enter_context(torch.cuda.device(self.device))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(evaluating(self.model))
-            if self._autocast is not None:
-                stack.enter_context(self._autocast())
-            yield
+
+@contextmanager
+def inference(model: nn.Module, autocast: Callable[[], AbstractContextManager[object]] | None) -> Iterator[None]:
+    """Run a model without gradients, dropout and gradient checkpointing.
+
+    Gradients are off by `no_grad` and not by inference mode, so that nothing made here (a weight that
+    autocast has cast, say) is unusable for training afterwards.
+    """
+    device = next(model.parameters()).device
+    with ExitStack() as stack:
+        if device.type == "cuda":  # the current device is a property of the thread
+            stack.enter_context(torch.cuda.device(device))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_evaluating(model))
+        if autocast is not None:
+            stack.enter_context(autocast())
+        yield
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout and gradient checkpointing off; each module gets its own mode back afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:

@@ -11,9 +11,12 @@ Shapes: N positions, V vocabulary, T tokens of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from agentrl.generation.base import SamplingParams
 
 _BLOCK = 256
 """Ids a block when drawing."""
@@ -56,9 +59,7 @@ def process_logits(
     if repetition_penalty != 1.0:
         if seen_NV is None:
             raise ValueError("repetition_penalty needs seen_NV: which ids occur before each position")
-        penalised_NV = torch.where(
-            scores_NV < 0, scores_NV * repetition_penalty, scores_NV / repetition_penalty
-        )
+        penalised_NV = torch.where(scores_NV < 0, scores_NV * repetition_penalty, scores_NV / repetition_penalty)
         scores_NV = torch.where(seen_NV, penalised_NV, scores_NV)
     if temperature != 1.0:
         scores_NV = scores_NV / temperature
@@ -68,6 +69,17 @@ def process_logits(
             drop_NV &= torch.arange(drop_NV.shape[-1], device=drop_NV.device) != keep_N[:, None]
         scores_NV = scores_NV.masked_fill(drop_NV, -torch.inf)
     return scores_NV.log_softmax(-1)
+
+
+def settings(params: SamplingParams) -> dict[str, Any]:
+    """The keyword arguments of `process_logits` that sampling parameters stand for."""
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+    }
 
 
 def truncates(*, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None) -> bool:

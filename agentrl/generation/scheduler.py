@@ -53,11 +53,9 @@ class Scheduler:
         request = Request(session, ids, params, done)
         if session.active:
             raise GenerationError("it is still sampling a turn; await that one before the next")
-        if request.most > self._pool.budget:
-            raise GenerationError(
-                f"{len(ids)} tokens and up to {params.max_tokens} new ones cannot fit into "
-                f"the cache of {self._pool.budget} tokens; raise max_cache_tokens or shorten the completions"
-            )
+        request.budget = self._pool.budget
+        if len(ids) >= request.budget:
+            raise _too_long(len(ids), request.budget)
         self._turns += 1
         session.used = request.arrival = self._turns
         session.active = True
@@ -120,10 +118,12 @@ class Scheduler:
         self._admit_again = False
         for request in list(self._waiting):
             session, prompt = request.session, request.session.row[:-1]
-            shared, donor = self._best_donor(prompt) if session.slot is None else (0, None)
-            coming = max((common_prefix(other.session.row, prompt) for other in self._prefilling), default=0)
-            if session.slot is None and coming >= shared + _SHARED:
-                continue  # until that one is prefilled
+            shared, donor = 0, None
+            if session.slot is None:
+                shared, donor = self._best_donor(prompt)
+                coming = [common_prefix(other.session.row, prompt) for other in self._prefilling]
+                if max(coming, default=0) >= shared + _SHARED:
+                    continue  # until that one is prefilled
             if not self._pool.hold(session, request.wanted, len(self._sessions)):
                 break
             self._waiting.remove(request)
@@ -242,6 +242,13 @@ class Scheduler:
             finish = FinishReason.STOP
         elif len(request.sampled) == request.params.max_tokens:
             finish = FinishReason.LENGTH
+        elif len(request.session.row) > request.budget:
+            # Only now: most turns end long before what they are allowed.
+            self._leave(request)
+            self._pool.drop(request.session)
+            error = _too_long(len(request.session.row), request.budget)
+            self._answer(request, explain(request.session.name, error))
+            return
         else:
             return
         self._leave(request)
@@ -260,3 +267,10 @@ class Scheduler:
         if self._sessions.get(session.name) is not session:
             self._pool.drop(session)
         self._admit_again = True
+
+
+def _too_long(length: int, budget: int) -> GenerationError:
+    return GenerationError(
+        f"a row of {length} tokens does not fit into the cache of {budget} tokens together with a further one; "
+        "raise max_cache_tokens or shorten the episodes (max_completion_length)"
+    )

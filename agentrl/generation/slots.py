@@ -2,7 +2,8 @@
 
 The cache is one rectangle of slots × length, at most `budget` tokens. It grows by doubling, and shrinks one
 side when the other one has to grow. Sessions between their turns give way first, the least recently used
-before the others; what to do when only active sessions are left is the scheduler's decision."""
+before the others; what to do when only active sessions are left is the scheduler's decision.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What the local generator needs to know about a model's architecture.
 
 Structure decides, not a list of names: the cache that transformers itself would build tells which layers
-there are."""
+there are.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ThreadedGenerator:
         self._inbox: queue.SimpleQueue[Callable[[Core], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
+        self._serving = False
 
     @property
     def max_context(self) -> int | None:
@@ -79,9 +79,8 @@ class ThreadedGenerator:
         self._check(session, ids, params)
         turn = _Turn(session, list(ids), params)
         with self._lock:
-            if self._closed.is_set():
-                raise GenerationError(f"session {session!r}: the generator is closed")
             if self._thread is None:
+                self._serving = True
                 self._thread = threading.Thread(target=self._serve, name="agentrl-generator", daemon=True)
                 self._thread.start()
             self._inbox.put(turn.submit)
@@ -100,13 +99,16 @@ class ThreadedGenerator:
         self._inbox.put(lambda core: core.renew(weights_version))
 
     def close(self) -> None:
-        """End the thread and free the cache; requests without an answer get a `GenerationError`."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-            self._closed.set()
-        if thread is not None:
-            self._inbox.put(lambda core: None)
-            thread.join()
+        """End the thread and free the cache; requests without an answer get a `GenerationError`.
+
+        A later `sample` starts again.
+        """
+        with self._lock:  # held until the thread has ended, so that the next one finds a core at rest
+            if self._thread is not None:
+                self._serving = False
+                self._inbox.put(lambda core: None)  # wakes it
+                self._thread.join()
+                self._thread = None
 
     def _check(self, session: str, ids: Sequence[int], params: SamplingParams) -> None:
         if not ids:
@@ -119,15 +121,15 @@ class ThreadedGenerator:
             )
 
     def _serve(self) -> None:
-        while not self._closed.is_set():
-            self._run_commands(wait=not self._core.busy)
-            if self._core.busy:
-                try:
+        while self._serving:
+            try:
+                self._run_commands(wait=not self._core.busy)
+                if self._core.busy:
                     self._core.step()
-                except Exception as error:
-                    # The thread must live, and nobody may wait for ever.
-                    logger.exception("the generator failed; so do all its requests")
-                    self._core.fail(error)
+            except Exception as error:
+                # The thread must live, and nobody may wait for ever.
+                logger.exception("the generator failed; so do all its requests")
+                self._core.fail(error)
         self._run_commands(wait=False)
         self._core.fail(GenerationError("the generator was closed before the turn was finished"))
 

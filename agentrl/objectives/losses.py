@@ -57,9 +57,7 @@ class Surrogate(NamedTuple):
     clipped_high: Tensor
 
 
-def log_ratios(
-    logps_N: Tensor, old_logps_N: Tensor | None, row_N: Tensor, rows: int, level: str = "token"
-) -> Tensor:
+def log_ratios(logps_N: Tensor, old_logps_N: Tensor | None, row_N: Tensor, rows: int, level: str = "token") -> Tensor:
     """Logarithm of the importance ratio of each token.
 
         token:     log pi(t) - log pi_old(t)
@@ -86,9 +84,7 @@ def log_ratios(
         return log_ratio_N
     if level == "sequence":
         return row_means(log_ratio_N, row_N, rows)[row_N]
-    raise ValueError(
-        f"unknown importance_sampling_level {level!r}; it is one of {', '.join(IMPORTANCE_LEVELS)}"
-    )
+    raise ValueError(f"unknown importance_sampling_level {level!r}; it is one of {', '.join(IMPORTANCE_LEVELS)}")
 
 
 def clipped_surrogate(

@@ -21,9 +21,7 @@ def row_counts(row_N: Tensor, rows: int) -> Tensor:
         int64 (R,).
     """
     # `torch.bincount` is not deterministic on GPUs and waits for them; integer sums are and do not.
-    return torch.zeros(rows, dtype=torch.int64, device=row_N.device).index_add_(
-        0, row_N, torch.ones_like(row_N)
-    )
+    return torch.zeros(rows, dtype=torch.int64, device=row_N.device).index_add_(0, row_N, torch.ones_like(row_N))
 
 
 def row_sums(values_N: Tensor, row_N: Tensor, rows: int) -> Tensor:

@@ -172,9 +172,12 @@ class RolloutEngine:
         self._cancelled.clear()
         try:
             async with asyncio.TaskGroup() as group:
-                rollouts = [
-                    group.create_task(self._rollout(task, f"{run}/{i}")) for i, task in enumerate(tasks)
-                ]
+                rollouts = []
+                for i, task in enumerate(tasks):
+                    rollouts.append(group.create_task(self._rollout(task, f"{run}/{i}")))
+                    # One at a time: else every rollout would render and parse before the first tool starts, and
+                    # all tools would end together too, so that nothing of our own work hides behind them.
+                    await asyncio.sleep(0)
         except BaseExceptionGroup as errors:
             # One error ends them all; the others are mostly echoes of it.
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
@@ -309,9 +312,7 @@ class _Episode:
     def _read(self, ids: list[int]) -> tuple[Message, list[ToolCall]]:
         if not self.tools:
             return {"role": "assistant", "content": self.engine.renderer.text(ids)}, []
-        parsed = self.engine.renderer.parse(
-            ids, self.schemas, first_call=sum(len(t.results) for t in self.turns)
-        )
+        parsed = self.engine.renderer.parse(ids, self.schemas, first_call=sum(len(t.results) for t in self.turns))
         return parsed.message, parsed.calls
 
     def _params(self) -> SamplingParams:
@@ -356,9 +357,7 @@ class _Episode:
             task=self.task,
             prompt=conversation.prompt,
             prompt_ids=conversation.ids[: conversation.prompt_length],
-            completion="".join(m["content"] for m in conversation.messages)
-            if text
-            else conversation.messages,
+            completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
             completion_ids=conversation.completion_ids,
             loss_mask=conversation.loss_mask,
             logprobs=conversation.logprobs,

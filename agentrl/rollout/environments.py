@@ -83,9 +83,7 @@ class EnvironmentSpec:
             )
         get_reward = getattr(instance, "get_reward", None)
         if callable(get_reward) and (wanted := _required(inspect.signature(get_reward).parameters)):
-            raise ToolDefinitionError(
-                f"{class_name}.get_reward is called without arguments but needs {wanted}"
-            )
+            raise ToolDefinitionError(f"{class_name}.get_reward is called without arguments but needs {wanted}")
         return cls(
             name=name,
             class_name=class_name,
@@ -116,9 +114,7 @@ def environment_tools(instance: Any) -> dict[str, Tool]:
     return tools
 
 
-def merge_tools(
-    standalone: Mapping[str, Tool], environment: Mapping[str, Tool], owner: str
-) -> dict[str, Tool]:
+def merge_tools(standalone: Mapping[str, Tool], environment: Mapping[str, Tool], owner: str) -> dict[str, Tool]:
     """Standalone tools and those of one environment together.
 
     Raises:

@@ -63,11 +63,7 @@ def reached(limits: Limits, progress: Progress, *, wants_tools: bool = False) ->
 
 def room(limits: Limits, progress: Progress) -> int | None:
     """Return how many tokens the next turn may sample, None when nothing bounds it."""
-    rooms = [
-        left
-        for left in (_context_left(limits, progress), _completion_left(limits, progress))
-        if left is not None
-    ]
+    rooms = [left for left in (_context_left(limits, progress), _completion_left(limits, progress)) if left is not None]
     return max(0, min(rooms)) if rooms else None
 
 

@@ -182,9 +182,7 @@ async def _close(instance: Any) -> None:
 def _probe(name: str | None, factory: Factory) -> Any:
     what = "`environment_factory`" if name is None else f"`environment_factory[{name!r}]`"
     if not callable(factory):
-        raise ToolDefinitionError(
-            f"{what} must be a class or function that makes environments, not {factory!r}"
-        )
+        raise ToolDefinitionError(f"{what} must be a class or function that makes environments, not {factory!r}")
     try:
         instance = factory()
     except Exception as error:
@@ -192,7 +190,5 @@ def _probe(name: str | None, factory: Factory) -> Any:
     if inspect.isawaitable(instance):
         if inspect.iscoroutine(instance):
             instance.close()
-        raise ToolDefinitionError(
-            f"{what} is async; make the instance in a plain function, connect in `reset`"
-        )
+        raise ToolDefinitionError(f"{what} is async; make the instance in a plain function, connect in `reset`")
     return instance

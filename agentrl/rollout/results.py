@@ -95,10 +95,7 @@ def _blocks(items: list[Any]) -> str | list[dict[str, Any]]:
     blocks = [_image_block(item) if isinstance(item, Image) else item for item in items]
     if all(block["type"] == "text" for block in blocks):
         return truncate(_valid("".join(block["text"] for block in blocks)))
-    return [
-        block | {"text": truncate(_valid(block["text"]))} if block["type"] == "text" else block
-        for block in blocks
-    ]
+    return [block | {"text": truncate(_valid(block["text"]))} if block["type"] == "text" else block for block in blocks]
 
 
 def _image_block(image: Image) -> dict[str, Any]:

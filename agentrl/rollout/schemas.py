@@ -82,9 +82,7 @@ def _class_doc(function: Callable[..., Any]) -> str | None:
     return None if inspect.isroutine(function) else inspect.cleandoc(type(function).__doc__ or "")
 
 
-def _parameters(
-    function: Callable[..., Any], source: Callable[..., Any], where: str
-) -> dict[str, inspect.Parameter]:
+def _parameters(function: Callable[..., Any], source: Callable[..., Any], where: str) -> dict[str, inspect.Parameter]:
     """The arguments that the model gives, with resolved hints."""
     try:
         signature, hints = inspect.signature(function), get_type_hints(source)

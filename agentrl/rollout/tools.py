@@ -78,9 +78,7 @@ class Tool:
 
     def renamed(self, name: str) -> Tool:
         """The same tool under another name."""
-        return replace(
-            self, name=name, schema=self.schema | {"function": self.schema["function"] | {"name": name}}
-        )
+        return replace(self, name=name, schema=self.schema | {"function": self.schema["function"] | {"name": name}})
 
 
 def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
@@ -101,8 +99,7 @@ def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
             )
         if tool.name in tools and hasattr(function, "__name__"):
             raise ToolDefinitionError(
-                f"two tools are called {tool.name!r}: {tools[tool.name].function!r} and {function!r}; "
-                "rename one"
+                f"two tools are called {tool.name!r}: {tools[tool.name].function!r} and {function!r}; rename one"
             )
         if tool.name in tools:
             numbered = (f"{tool.name}_{n}" for n in itertools.count(2))
@@ -149,9 +146,7 @@ class ToolRunner:
             content, failed, done = await self._outcome(tool, written.arguments)
             return ToolResult(written, content, failed, time.perf_counter() - start, done)
 
-    async def _outcome(
-        self, tool: Tool, arguments: Mapping[str, Any]
-    ) -> tuple[str | list[dict[str, Any]], bool, bool]:
+    async def _outcome(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str | list[dict[str, Any]], bool, bool]:
         """Content, whether it failed, whether it ended the episode."""
         try:
             return render(await call(tool.function, self._threads, **arguments)), False, False
@@ -186,9 +181,7 @@ def _mistake(written: ToolCall, tool: Tool | None, tools: Mapping[str, Tool]) ->
         if name not in properties:
             wrong.append(f"there is no argument {name!r}")
         elif not (_fits(value, properties[name]) or (value is None and name not in required)):
-            wrong.append(
-                f"the argument {name!r} must be {_wanted(properties[name])}, not {reprlib.repr(value)}"
-            )
+            wrong.append(f"the argument {name!r} must be {_wanted(properties[name])}, not {reprlib.repr(value)}")
     if not wrong:
         return None
     takes = ", ".join(f"{name} ({_wanted(schema)})" for name, schema in properties.items())
@@ -216,8 +209,7 @@ def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
         return value in schema["enum"]
     names = schema.get("type", "any")
     return any(
-        name not in _JSON_TYPES or _JSON_TYPES[name](value)
-        for name in (names if isinstance(names, list) else [names])
+        name not in _JSON_TYPES or _JSON_TYPES[name](value) for name in (names if isinstance(names, list) else [names])
     )
 
 

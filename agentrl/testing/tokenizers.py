@@ -120,9 +120,7 @@ def fix_tokenizer(template: str = "t0") -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b")], unk_token="?"))
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<b>", eos_token="<e>"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<b>", eos_token="<e>")
     tokenizer.chat_template = chat_template
     tokenizer.response_template = {
         "defaults": {"role": "assistant"},
@@ -160,9 +158,7 @@ def qwen_like_tokenizer(template: str = "qwen3") -> PreTrainedTokenizerFast:
     plain = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     if template == "compact":
         tokenizer.chat_template = COMPACT_TEMPLATE
     else:

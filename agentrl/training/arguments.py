@@ -6,6 +6,7 @@ script keeps working when its import changes. What differs:
 
 - `bf16` is on by default where the device has it, and off on the CPU, which only emulates it. Mixed precision costs
   the exactness of `sampling/sampling_logp_difference` (see the docs on exactness).
+- `RLOOConfig` has `max_tool_calling_iterations` too, since `RLOOTrainer` takes tools.
 - `gradient_checkpointing` is `transformers`' `activation_checkpointing` under its documented name.
 """
 
@@ -76,11 +77,10 @@ class RolloutConfig(TrainingArguments):
 
     learning_rate: float = _arg(1e-6, "Initial learning rate.")
     logging_steps: float = _arg(10, "Log every so many optimizer steps; below 1, a share of all steps.")
-    gradient_checkpointing: bool | None = _arg(
-        True, "Recompute activations in the backward pass to save memory."
-    )
+    gradient_checkpointing: bool | None = _arg(True, "Recompute activations in the backward pass to save memory.")
     bf16: bool | None = _arg(  # type: ignore[assignment]
-        None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set.")
+        None, "Mixed bfloat16; default: on where the device has it, unless fp16 is set."
+    )
     remove_unused_columns: bool | None = _arg(  # type: ignore[assignment]
         False,
         "Keep only `prompt` (and `environment`): reward functions and reset() then see no other column.",
@@ -100,6 +100,7 @@ class RolloutConfig(TrainingArguments):
     max_completion_length: int | None = _arg(
         512, "Most tokens after the prompt, over the whole episode, tool results included; None: no limit."
     )
+    max_tool_calling_iterations: int | None = _arg(None, "Most tool rounds in an episode; 0: no call is run.")
     ds3_gather_for_generation: bool = _arg(True, "DeepSpeed ZeRO-3 only: gather the weights for generation.")
     shuffle_dataset: bool | None = _arg(True, "Shuffle the training dataset each epoch.")
     pad_to_multiple_of: int | str | None = _arg("auto", "Pad rows to a multiple; `auto` pads on Neuron only.")
@@ -120,12 +121,8 @@ class RolloutConfig(TrainingArguments):
     )
     chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
-    cache_implementation: str | None = _arg(
-        None, "A cache of transformers' generate; selects that generator."
-    )
-    use_transformers_continuous_batching: bool = _arg(
-        False, "Generate with transformers' continuous batching."
-    )
+    cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
+    use_transformers_continuous_batching: bool = _arg(False, "Generate with transformers' continuous batching.")
     transformers_continuous_batching_config: dict[str, Any] | str | None = _arg(
         None, "Arguments of its ContinuousBatchingConfig."
     )
@@ -225,6 +222,8 @@ class RolloutConfig(TrainingArguments):
         _require(self.beta >= 0, "beta", self.beta, "0 or more")
         length = self.max_completion_length
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
+        iterations = self.max_tool_calling_iterations
+        _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
@@ -250,9 +249,7 @@ class RolloutConfig(TrainingArguments):
         generations = self.num_generations
         assert generations is not None
         if self.generation_batch_size % generations:
-            fitting = [
-                n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0
-            ]
+            fitting = [n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0]
             raise ConfigurationError(
                 f"num_generations={generations} does not divide the generation batch of "
                 f"{self.generation_batch_size} completions (per_device_train_batch_size="
@@ -292,7 +289,6 @@ class GRPOConfig(RolloutConfig):
     entropy_coef_max: float = _arg(1.0, "Its upper bound.")
     entropy_coef_delta: float = _arg(0.005, "Its step.")
     entropy_target: float = _arg(0.2, "The entropy aimed at, in nats a token.")
-    max_tool_calling_iterations: int | None = _arg(None, "Most tool rounds in an episode; 0: no call is run.")
     vllm_importance_sampling_correction: bool = _arg(True, "Correct for vLLM's logprobs.")
     vllm_importance_sampling_mode: str = _arg("sequence_mask", "How.")
     vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Upper bound of the correction.")
@@ -317,13 +313,6 @@ class GRPOConfig(RolloutConfig):
         if self.loss_type == "dr_grpo":
             length = self.max_completion_length
             _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
-        iterations = self.max_tool_calling_iterations
-        _require(
-            iterations is None or iterations >= 0,
-            "max_tool_calling_iterations",
-            iterations,
-            "None, 0 or more",
-        )
         _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
 
 

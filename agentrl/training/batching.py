@@ -142,7 +142,8 @@ def collate(
         input_ids = torch.tensor([[token for row in rows for token in row]], dtype=torch.int64)
         position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
     else:
-        input_ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows])
+        padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
+        input_ids = torch.tensor(padded, dtype=torch.int64).reshape(count, width)
         attention_mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
     return MicroBatch(
         input_ids=input_ids,

@@ -88,9 +88,7 @@ def check_environment_name(name: Any, environments: dict[str, Any], where: str) 
         )
 
 
-def check_prompt(
-    prompt: Prompt | None, where: str, environments: Environments | None, *, tools: bool
-) -> None:
+def check_prompt(prompt: Prompt | None, where: str, environments: Environments | None, *, tools: bool) -> None:
     """Check that a prompt has the form that its rollout needs."""
     if prompt is None:
         if environments is None:
@@ -103,11 +101,7 @@ def check_prompt(
                 'messages: [{"role": "user", "content": ...}].'
             )
         return
-    if (
-        not isinstance(prompt, list)
-        or not prompt
-        or not all(isinstance(m, dict) and "role" in m for m in prompt)
-    ):
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, dict) and "role" in m for m in prompt):
         raise ConfigurationError(
             f"{where} of the dataset has the prompt {str(prompt)[:80]!r}; expected text or a list of messages, each "
             'with a "role".'

@@ -10,80 +10,62 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator
-from agentrl.objectives.advantages import combine_rewards, reward_statistics
+from agentrl.objectives.advantages import combine_rewards
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
-from agentrl.training.arguments import as_dict
+from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.generators import generator_of, sampling_of
 from agentrl.training.loading import declared_eos_ids
-from agentrl.training.metrics import (
-    RolloutRecord,
-    length_metrics,
-    make_record,
-    outcome_metrics,
-    tool_metrics,
-)
+from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
+from agentrl.training.windows import Window, cut, group_numbers, reward_matrix, window_metrics
 from agentrl.types import Outcome, Task, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.training.trainer import RolloutTrainer
-
-
-@dataclass(slots=True)
-class Window:
-    """A generation batch, ready for training; this process's share of it.
-
-    Attributes:
-        identity: Which window it is.
-        batches: Its micro-batches, in order.
-        metrics: Metrics of the whole batch, over all processes.
-        own_metrics: What reward functions logged on this process.
-        tokens_seen: Prompt and sampled tokens of the whole batch.
-        log: Readable rows of the whole batch, for `log_completions`.
-    """
-
-    identity: Any
-    batches: list[MicroBatch]
-    metrics: dict[str, float]
-    own_metrics: list[tuple[str, float]]
-    tokens_seen: int
-    log: CompletionLog = field(default_factory=CompletionLog)
 
 
 class Collector:
     """Everything between tasks and micro-batches.
 
     Args:
-        trainer: Gives the arguments, the model, the tokenizer and the advantages.
+        trainer: Gives the state and the mixed-precision context.
+        args: The configuration.
+        model: The policy.
+        tokenizer: Its tokenizer.
+        advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
+        needs_kl: Whether `advantages` needs the KL of each row from the reference.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
         tools: Standalone tools.
         environment_factory: One factory, several by name, or None.
         rollout_func: Plays the episodes instead of the engine.
-        generator: A generator, or a function of the model that makes one; None makes one from the arguments.
+        generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
+            None makes one from the arguments.
         datasets: The datasets whose rows will be played, for checks.
     """
 
     def __init__(
         self,
-        trainer: RolloutTrainer,
+        trainer: Trainer,
+        args: RolloutConfig,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         *,
+        advantages: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        needs_kl: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
         tools: Sequence[Callable[..., Any]],
@@ -93,21 +75,29 @@ class Collector:
         datasets: Sequence[Any],
     ) -> None:
         self.trainer = trainer
-        self.args = args = trainer.args
+        self.args = args
+        self.model = model
+        self.tokenizer = tokenizer
+        self._advantages = advantages
+        self._needs_kl = needs_kl
         self._rollout_func = rollout_func
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        policy = trainer.accelerator.unwrap_model(model)
         self.renderer = Renderer(
-            trainer.processing_class,
+            tokenizer,
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
-            eos_ids=declared_eos_ids(model),
+            eos_ids=declared_eos_ids(policy),
         )
-        if generator is None:
-            self.generator = generator_of(trainer, model)
-        elif isinstance(generator, Generator) and not isinstance(generator, type):
-            self.generator = generator
+        self.generator: Generator
+        if isinstance(generator, Generator) and not isinstance(generator, type):
+            self.generator, self._owns_generator = generator, False
         else:
-            self.generator = generator(model)
+            self.generator = (
+                generator_of(args, policy, trainer.compute_loss_context_manager)
+                if generator is None
+                else generator(policy)
+            )
+            self._owns_generator = True
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
@@ -117,7 +107,7 @@ class Collector:
             limits=Limits(
                 max_completion_length=args.max_completion_length,
                 max_context=self.generator.max_context,
-                max_tool_iterations=getattr(args, "max_tool_calling_iterations", None),
+                max_tool_iterations=args.max_tool_calling_iterations,
             ),
             sampling=self.sampling,
         )
@@ -135,14 +125,12 @@ class Collector:
             trust_remote_code=args.trust_remote_code,
         )
         self.rewards.to(args.device)
-        self.reference = make_reference(trainer.model, args.beta)
+        self.reference = make_reference(model, args.beta)
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
         self._synced: int | None = None
 
-    def collect(
-        self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None
-    ) -> Window:
+    def collect(self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None) -> Window:
         """Play tasks and make them into micro-batches.
 
         Every process calls this for the same window, each with its own tasks.
@@ -168,24 +156,25 @@ class Collector:
             self.engine.release(trajectories)
         records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
         micro_batches = [
-            self._score_baselines(batch)
-            for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
+            self._score_baselines(batch) for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
         ]
         everywhere, mine = self._gather(records)
-        total_R = combine_rewards(_reward_matrix(everywhere), torch.tensor(self.rewards.weights))
-        group_R = _group_numbers(everywhere)
+        total_R = combine_rewards(reward_matrix(everywhere), torch.tensor(self.rewards.weights))
+        group_R = group_numbers(everywhere)
         kl_R = self._gather_kl(micro_batches)
-        advantages_R = self.trainer.advantages(total_R, group_R, kl_R)[mine]
+        advantages_R = self._advantages(total_R, group_R, kl_R)[mine]
         micro_batches = [
             dataclasses.replace(batch, advantages_R=part)
-            for batch, part in zip(micro_batches, _cut(advantages_R, rows_per_batch, batches), strict=True)
+            for batch, part in zip(micro_batches, cut(advantages_R, rows_per_batch, batches), strict=True)
         ]
         if self.args.log_completions:
             self._fill(log, trajectories, rewards, advantages_R.tolist())
         return Window(
             identity=identity,
+            rows=len(everywhere),
             batches=micro_batches,
-            metrics=self._metrics(everywhere, total_R, group_R, kl_R),
+            metrics=window_metrics(everywhere, total_R, group_R, kl_R, tools=self.engine.offers_tools)
+            | self.rewards.metrics([record.rewards for record in everywhere]),
             own_metrics=own_metrics,
             tokens_seen=sum(record.prompt_tokens + record.sampled_tokens for record in everywhere),
             log=log,
@@ -195,10 +184,15 @@ class Collector:
         """Score a micro-batch under the distribution that the generator sampled from."""
         return score(model, batch, self.sampling)
 
+    def weights_changed(self) -> None:
+        """Take notice that the weights may have changed without an optimizer step."""
+        self._synced = None
+
     def close(self) -> None:
-        """Close environments, threads and the generator; a later `collect` starts them again."""
+        """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
-        self.generator.close()
+        if self._owns_generator:
+            self.generator.close()
 
     # Playing ------------------------------------------------------------------------------------------------
 
@@ -218,18 +212,25 @@ class Collector:
         trained = [self._is_trained(t, r) for t, r in zip(trajectories, records, strict=True)]
         parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
         parts += [([], [])] * (count - len(parts))
-        config = self.trainer.model.config
-        multiple = self.args.pad_to_multiple_of
+        config = self.model.config
         return [
             collate(
                 rows,
-                pad_token_id=self.trainer.processing_class.pad_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
                 trained=flags,
                 packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
-                pad_to_multiple_of=multiple if isinstance(multiple, int) else None,
+                pad_to_multiple_of=self._pad_multiple,
             )
             for rows, flags in parts
         ]
+
+    @property
+    def _pad_multiple(self) -> int | None:
+        """What lengths are rounded up to; Neuron devices compile once for each shape, so they get few of them."""
+        multiple = self.args.pad_to_multiple_of
+        if multiple == "auto":
+            return 128 if self.args.device.type == "neuron" else None
+        return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
         if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):
@@ -250,15 +251,11 @@ class Collector:
             )
         with torch.no_grad(), trainer.compute_loss_context_manager():
             if self._needs_old_logps:
-                with evaluating(trainer.model):
-                    old_N = score(
-                        trainer.model, batch.to(device), self.sampling, with_entropy=False
-                    ).logps_N.cpu()
+                with evaluating(self.model):
+                    old_N = score(self.model, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
             if self.reference is not None:
-                with self.reference.active(trainer.model) as reference:
-                    ref_N = score(
-                        reference, batch.to(device), self.sampling, with_entropy=False
-                    ).logps_N.cpu()
+                with self.reference.active(self.model) as reference:
+                    ref_N = score(reference, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
         return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
 
     @property
@@ -270,7 +267,7 @@ class Collector:
         args = self.args
         assert args.steps_per_generation is not None
         whole = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-        return not whole or self.trainer.penalises_kl_in_reward
+        return not whole or self._needs_kl
 
     # Over all processes -------------------------------------------------------------------------------------
 
@@ -284,7 +281,7 @@ class Collector:
 
     def _gather_kl(self, batches: list[MicroBatch]) -> Tensor | None:
         """Return the sum over each row of log pi_old - log pi_ref, over all processes."""
-        if not self.trainer.penalises_kl_in_reward:
+        if not self._needs_kl:
             return None
         local: list[float] = []
         for batch in batches:
@@ -293,28 +290,6 @@ class Collector:
             local += row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
         return torch.tensor(gather_object(local) if self.args.world_size > 1 else local)
 
-    def _metrics(
-        self, records: list[RolloutRecord], total_R: Tensor, group_R: Tensor, kl_R: Tensor | None
-    ) -> dict[str, float]:
-        if not records:
-            return {}
-        statistics = reward_statistics(total_R, group_R)
-        metrics = (
-            length_metrics(records)
-            | outcome_metrics(records)
-            | self.rewards.metrics([record.rewards for record in records])
-        )
-        metrics |= {
-            "reward": statistics.mean,
-            "reward_std": statistics.std,
-            "frac_reward_zero_std": statistics.frac_zero_std,
-        }
-        if self.engine.offers_tools:
-            metrics |= tool_metrics(records)
-        if kl_R is not None:
-            metrics["kl"] = kl_R.mean().item()
-        return metrics
-
     def _fill(
         self,
         log: CompletionLog,
@@ -322,15 +297,16 @@ class Collector:
         rewards: Sequence[Sequence[float | None]],
         advantages: list[float],
     ) -> None:
-        """Make this process's rows readable and add those of the others."""
+        """Make this process's rows readable and put them together with those of the others, in process order."""
         log.prompts = [readable(t.prompt) for t in trajectories]
         log.completions = [readable(t.completion) for t in trajectories]
         log.rewards = {name: [row[i] for row in rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
         if self.args.world_size > 1:
-            for part in gather_object([log])[: self.args.world_size]:
-                if part is not log:
-                    log.extend(part)
+            parts = gather_object([log])
+            log.clear()
+            for part in parts:
+                log.extend(part)
 
 
 @contextmanager
@@ -342,22 +318,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def _reward_matrix(records: Sequence[RolloutRecord]) -> Tensor:
-    """Return the rewards, (R, F), NaN where none applied."""
-    width = len(records[0].rewards) if records else 0
-    values = [[float("nan") if reward is None else reward for reward in record.rewards] for record in records]
-    return torch.tensor(values, dtype=torch.float64).reshape(len(records), width)
-
-
-def _group_numbers(records: Sequence[RolloutRecord]) -> Tensor:
-    numbers = {group: index for index, group in enumerate(dict.fromkeys(record.group for record in records))}
-    return torch.tensor([numbers[record.group] for record in records], dtype=torch.int64)
-
-
-def _cut(values_R: Tensor, size: int, count: int) -> list[Tensor]:
-    return [values_R[i * size : (i + 1) * size] for i in range(count)]
 
 
 def _common_columns(datasets: Sequence[Any]) -> set[str] | None:

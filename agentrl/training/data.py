@@ -8,6 +8,11 @@ p0 p0 p1 p1 | p0 p0 p1 p1 | p2 p2 p3 p3 | p2 p2 p3 p3.
 
 The order is a function of (seed, epoch, position) alone, so a resumed run continues with the rows that an
 uninterrupted one would have drawn. A last window that would not be full is left out of its epoch.
+
+A checkpoint holds no rollouts. When it falls between two steps of one window, the resumed run plays that window again
+with the policy of the checkpoint, and takes the steps that are left; its tokens count twice in `num_tokens`. Windows
+end at checkpoints when `save_steps` optimizer steps hold whole windows: when `save_steps * gradient_accumulation_steps`
+is a multiple of `steps_per_generation * num_iterations`.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from agentrl.chat.messages import clean_columns
 from agentrl.errors import ConfigurationError
+from agentrl.training.arguments import RolloutConfig
 from agentrl.types import Task, derive_seed
 
 Row = dict[str, Any]
@@ -80,6 +86,41 @@ class Shape:
         return range(self.rank * share, (self.rank + 1) * share)
 
 
+def training_shape(args: RolloutConfig) -> Shape:
+    """How the windows of training are cut."""
+    assert args.num_generations is not None
+    assert args.steps_per_generation is not None
+    return Shape(
+        prompts=args.prompts_per_generation,
+        generations=args.num_generations,
+        steps=args.steps_per_generation,
+        iterations=args.num_iterations,
+        rank=args.process_index,
+        world_size=args.world_size,
+    )
+
+
+def evaluation_shape(args: RolloutConfig) -> Shape:
+    """How the windows of evaluation are cut: one micro-batch a process, trained on never.
+
+    Raises:
+        ConfigurationError: An evaluation batch does not hold whole groups.
+    """
+    batch = args.per_device_eval_batch_size * args.world_size
+    if batch % args.eval_generations:
+        raise ConfigurationError(
+            f"the evaluation batch of {batch} completions (per_device_eval_batch_size x processes) is not a "
+            f"multiple of num_generations_eval={args.eval_generations}."
+        )
+    return Shape(
+        prompts=batch // args.eval_generations,
+        generations=args.eval_generations,
+        steps=1,
+        rank=args.process_index,
+        world_size=args.world_size,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """One training step: which window it belongs to and which micro-batch of it it takes.
@@ -109,20 +150,15 @@ class Schedule(Dataset[ScheduledStep]):
         ConfigurationError: The dataset does not fill a single window.
     """
 
-    def __init__(
-        self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False
-    ) -> None:
+    def __init__(self, rows: Rows, shape: Shape, *, seed: int, shuffle: bool, keep_last: bool = False) -> None:
         self._rows = rows
         self._shape = shape
         self._seed = seed
         self._shuffle = shuffle
+        self._shuffled: tuple[int, list[int]] = (-1, [])
         self._windows = -(-len(rows) // shape.prompts) if keep_last else len(rows) // shape.prompts
         if self._windows == 0:
-            raise ConfigurationError(
-                f"train_dataset has {len(rows)} rows, but one generation batch takes {shape.prompts} prompts "
-                f"(generation_batch_size / num_generations). Add rows, raise num_generations, or lower "
-                f"generation_batch_size, steps_per_generation or per_device_train_batch_size."
-            )
+            raise _too_few(len(rows), shape)
 
     @property
     def num_rows(self) -> int:
@@ -144,42 +180,47 @@ class Schedule(Dataset[ScheduledStep]):
     def _order(self, epoch: int) -> list[int] | range:
         if not self._shuffle:
             return range(len(self._rows))
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, "order", epoch))
-        return torch.randperm(len(self._rows), generator=generator).tolist()
+        if self._shuffled[0] != epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, "order", epoch))
+            self._shuffled = epoch, torch.randperm(len(self._rows), generator=generator).tolist()
+        return self._shuffled[1]
 
 
 class Stream(IterableDataset[ScheduledStep]):
-    """The training steps of a dataset without a length, in the order in which it gives its rows."""
+    """The training steps of a dataset without a length, in the order in which it gives its rows, without an end.
+
+    When the dataset ends, the next pass begins, so that step `k` is the same one in a resumed run and no optimizer
+    step is cut short. `max_steps` says when to stop.
+
+    Raises:
+        ConfigurationError: On iteration, a pass does not fill a single window.
+    """
 
     def __init__(self, rows: Iterable[Row], shape: Shape) -> None:
         self._rows = rows
         self._shape = shape
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the stream which pass this is."""
-        self._epoch = epoch
-        if hasattr(self._rows, "set_epoch"):
-            self._rows.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[ScheduledStep]:
-        stream = iter(self._rows)
-        window = 0
-        while len(prompts := list(islice(stream, self._shape.prompts))) == self._shape.prompts:
-            rows = {p: dict(prompts[p]) for p in _positions(self._shape)}
-            for within in range(self._shape.steps_per_window):
-                yield ScheduledStep((self._epoch, window), within % self._shape.steps, rows)
-            window += 1
+        for epoch in count():
+            if hasattr(self._rows, "set_epoch"):
+                self._rows.set_epoch(epoch)
+            stream = iter(self._rows)
+            window = 0
+            while len(prompts := list(islice(stream, self._shape.prompts))) == self._shape.prompts:
+                rows = {p: dict(prompts[p]) for p in _positions(self._shape)}
+                for within in range(self._shape.steps_per_window):
+                    yield ScheduledStep((epoch, window), within % self._shape.steps, rows)
+                window += 1
+            if window == 0:
+                raise _too_few(len(prompts), self._shape)
 
 
 class ScheduleLoader(DataLoader[ScheduledStep]):
     """A loader of single steps that tells its schedule the epoch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by `transformers.Trainer` before each epoch."""
-        if isinstance(self.dataset, Stream):
-            self.dataset.set_epoch(epoch)
-        elif isinstance(self.batch_sampler, _EpochBatches):
+        """Called by `transformers.Trainer` before each epoch; a stream counts its passes itself."""
+        if isinstance(self.batch_sampler, _EpochBatches):
             self.batch_sampler.set_epoch(epoch)
 
 
@@ -245,6 +286,14 @@ def make_tasks(step: ScheduledStep, shape: Shape, seed: int) -> list[Task]:
             )
         )
     return tasks
+
+
+def _too_few(rows: int, shape: Shape) -> ConfigurationError:
+    return ConfigurationError(
+        f"train_dataset has {rows} rows, but one generation batch takes {shape.prompts} prompts "
+        f"(generation_batch_size / num_generations). Add rows, raise num_generations, or lower "
+        f"generation_batch_size, steps_per_generation or per_device_train_batch_size."
+    )
 
 
 def _positions(shape: Shape) -> list[int]:

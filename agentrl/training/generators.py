@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from transformers import PreTrainedModel
 
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.generation.factory import make_generator
 from agentrl.training.arguments import RolloutConfig, as_dict
-
-if TYPE_CHECKING:
-    from agentrl.training.trainer import RolloutTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +30,22 @@ def sampling_of(args: RolloutConfig) -> SamplingParams:
     return dataclasses.replace(SamplingParams(max_tokens=1), **chosen)
 
 
-def generator_of(trainer: RolloutTrainer, model: PreTrainedModel) -> Generator:
-    """Make the generator that a trainer's arguments select.
+def generator_of(
+    args: RolloutConfig, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]]
+) -> Generator:
+    """Make the generator that a configuration selects.
 
     Args:
-        trainer: Gives the arguments and the mixed-precision context.
+        args: The configuration.
         model: The policy, not wrapped.
+        autocast: Makes the mixed-precision context of a forward pass.
     """
-    args = trainer.args
     given = as_dict(args.generation_kwargs) or {}
     special = {name: value for name, value in given.items() if name not in COMMON}
     if args.use_transformers_continuous_batching:
         from agentrl.generation.continuous import ContinuousGenerator
 
-        return ContinuousGenerator(model, as_dict(args.transformers_continuous_batching_config))
+        return ContinuousGenerator(model, config=as_dict(args.transformers_continuous_batching_config))
     if special:
         logger.warning(
             "the trainer scores tokens without generation_kwargs %s: where they change the distribution, sampling "
@@ -56,5 +56,5 @@ def generator_of(trainer: RolloutTrainer, model: PreTrainedModel) -> Generator:
         model,
         generation_kwargs=special or None,
         cache_implementation=args.cache_implementation,
-        autocast=trainer.compute_loss_context_manager,
+        autocast=autocast,
     )

@@ -56,9 +56,7 @@ class GRPOTrainer(RolloutTrainer):
         """Rewards relative to the group."""
         return grpo_advantages(total_R, group_R, scale=self.args.scale_rewards)
 
-    def loss(
-        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
-    ) -> Tensor:
+    def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """The clipped surrogate, with the KL term where beta is set."""
         args = self.args
         log_ratio_N = log_ratios(
@@ -78,7 +76,7 @@ class GRPOTrainer(RolloutTrainer):
             if batch.tokens:
                 kl_N = kl_k3(scores.logps_N.detach(), batch.ref_logps_N)
                 metrics.add("kl", kl_N.mean().item(), batch.tokens)
-        clip_metrics(surrogate, batch.row_N, batch.rows, metrics)
+        clip_metrics(surrogate, batch.row_N, batch.rows, metrics, level=args.importance_sampling_level)
         return token_loss(
             loss_N,
             batch.row_N,

@@ -33,7 +33,7 @@ def load_model(
     Args:
         model: A hub name, a folder, a `PreTrainedModel` or a PEFT model.
         args: `model_init_kwargs`, `trust_remote_code`, `disable_dropout` and `use_cache` are read.
-        quantization_config: For loading by name; refused for a model object, which is loaded already.
+        quantization_config: For loading by name; ignored for a model object, which is loaded already.
         peft_config: Wraps the model in adapters.
 
     Raises:
@@ -75,12 +75,8 @@ def load_tokenizer(
         )
     if processing_class.pad_token is None:
         if processing_class.eos_token is None:
-            raise ConfigurationError(
-                "the tokenizer has neither a pad token nor an EOS token; set tokenizer.pad_token."
-            )
-        logger.warning(
-            "the tokenizer has no pad token; padding with its EOS token %r", processing_class.eos_token
-        )
+            raise ConfigurationError("the tokenizer has neither a pad token nor an EOS token; set tokenizer.pad_token.")
+        logger.warning("the tokenizer has no pad token; padding with its EOS token %r", processing_class.eos_token)
         processing_class.pad_token = processing_class.eos_token
     return processing_class
 
@@ -107,9 +103,7 @@ def _load_by_name(name: str, args: RolloutConfig, quantization_config: Any) -> P
         name, trust_remote_code=args.trust_remote_code, **{k: kwargs[k] for k in ("revision",) if k in kwargs}
     )
     if config.is_encoder_decoder:
-        raise ConfigurationError(
-            f"{name} is an encoder-decoder model; agentrl trains causal language models."
-        )
+        raise ConfigurationError(f"{name} is an encoder-decoder model; agentrl trains causal language models.")
     return AutoModelForCausalLM.from_pretrained(name, **kwargs)
 
 

@@ -89,11 +89,12 @@ def tool_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 
 def outcome_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Return the share of each outcome that occurred, under `outcomes/*`, and the mean number of turns."""
+    """Return the share of each outcome, under `outcomes/*`, and the mean number of turns.
+
+    Outcomes that did not occur are 0, so that averages over several batches are right.
+    """
     metrics = {
-        f"outcomes/{outcome.value}": sum(r.outcome is outcome for r in records) / len(records)
-        for outcome in Outcome
-        if any(record.outcome is outcome for record in records)
+        f"outcomes/{outcome.value}": sum(r.outcome is outcome for r in records) / len(records) for outcome in Outcome
     }
     return metrics | {"completions/mean_turns": float(np.mean([record.turns for record in records]))}
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from accelerate.utils import extract_model_from_parallel
-from torch import nn
+from torch import Tensor, nn
 
 
 class ReferencePolicy:
     """Scores as the initial policy, without gradients.
 
-    A model with adapters carries its reference inside: itself with the adapters switched off. Any other model
-    is copied and frozen.
+    A model with adapters is its own reference: its trainable weights are put back to what they were for as long as
+    the reference is needed, which costs the memory of the adapters only. With fresh adapters that is the base model;
+    with adapters that were trained before, it is the policy as it came. Any other model is copied and frozen.
 
     Args:
         model: The policy, before training and before it is wrapped for distributed training.
@@ -23,7 +23,10 @@ class ReferencePolicy:
 
     def __init__(self, model: nn.Module) -> None:
         self.copy: nn.Module | None = None
-        if not hasattr(model, "disable_adapter"):
+        self._initial: list[tuple[nn.Parameter, Tensor]] = []
+        if hasattr(model, "disable_adapter"):
+            self._initial = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
+        else:
             self.copy = copy.deepcopy(model).eval().requires_grad_(False)
 
     @contextmanager
@@ -39,11 +42,19 @@ class ReferencePolicy:
                 return
             training = model.training
             model.eval()  # the frozen copy has no dropout either
+            self._swap()
             try:
-                with extract_model_from_parallel(model).disable_adapter():
-                    yield model
+                yield model
             finally:
+                self._swap()
                 model.train(training)
+
+    def _swap(self) -> None:
+        """Exchange the trainable weights with the ones that were kept."""
+        for index, (parameter, kept) in enumerate(self._initial):
+            current = parameter.data
+            parameter.data = kept.to(current.device)
+            self._initial[index] = parameter, current
 
 
 def make_reference(model: nn.Module, beta: float) -> ReferencePolicy | None:

@@ -60,9 +60,7 @@ class RewardModel:
 
     def __call__(self, prompts: list[Prompt], completions: list[Prompt]) -> list[float]:
         """Score each completion."""
-        texts = [
-            self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
-        ]
+        texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         scores: list[float] = []
         for start in range(0, len(texts), SCORED_ROWS):
             scores += self._score(texts[start : start + SCORED_ROWS])
@@ -70,9 +68,7 @@ class RewardModel:
 
     def _score(self, texts: list[str]) -> list[float]:
         # The template has written the special tokens already.
-        batch = self.tokenizer(
-            texts, padding=True, padding_side="right", add_special_tokens=False, return_tensors="pt"
-        )
+        batch = self.tokenizer(texts, padding=True, padding_side="right", add_special_tokens=False, return_tensors="pt")
         with torch.no_grad():
             logits = self.model(**batch.to(self.model.device)).logits
         if logits.ndim != 2:
@@ -85,9 +81,7 @@ class RewardModel:
     def _text(self, prompt: Prompt, completion: Prompt) -> str:
         if isinstance(prompt, str) and isinstance(completion, str):
             return prompt + completion
-        messages = [
-            _plain(message) for message in (*_messages(prompt, "user"), *_messages(completion, "assistant"))
-        ]
+        messages = [_plain(message) for message in (*_messages(prompt, "user"), *_messages(completion, "assistant"))]
         return self.tokenizer.apply_chat_template(messages, tokenize=False)
 
 

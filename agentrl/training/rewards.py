@@ -83,9 +83,7 @@ class RewardSet:
                 "method `get_reward`"
             )
         functions: list[Callable[..., Any]] = [
-            RewardModel(
-                source, tokenizer, model_init_kwargs=model_init_kwargs, trust_remote_code=trust_remote_code
-            )
+            RewardModel(source, tokenizer, model_init_kwargs=model_init_kwargs, trust_remote_code=trust_remote_code)
             if isinstance(source, PreTrainedModel | str)
             else source
             for source, tokenizer in zip(sources, _per_source(processing_classes, len(sources)), strict=True)
@@ -221,9 +219,7 @@ def _column_logger(
 
     def log_column(column: str, values: Sequence[Any]) -> None:
         if len(values) != len(rows):
-            raise RewardError(
-                f"log_extra({column!r}, ...) got {len(values)} values for {len(rows)} completions"
-            )
+            raise RewardError(f"log_extra({column!r}, ...) got {len(values)} values for {len(rows)} completions")
         log_extra(column, _scatter(values, rows, count))
 
     return log_column

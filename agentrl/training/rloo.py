@@ -41,9 +41,7 @@ class RLOOTrainer(RolloutTrainer):
             total_R = total_R - self.args.beta * kl_R
         return rloo_advantages(total_R, group_R, normalize=self.args.normalize_advantages)
 
-    def loss(
-        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
-    ) -> Tensor:
+    def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """The clipped REINFORCE loss of whole rows."""
         args = self.args
         surrogate = rloo_loss(

@@ -138,9 +138,7 @@ def _score_hidden(
     return None
 
 
-def _score_logits(
-    model: nn.Module, core: Any, batch: MicroBatch, run: Callable[[Tensor, Head], Scores]
-) -> Scores:
+def _score_logits(model: nn.Module, core: Any, batch: MicroBatch, run: Callable[[Tensor, Head], Scores]) -> Scores:
     """Score from the model's own logits of all positions."""
 
     def give(_: nn.Module, __: Any, output: Any) -> Scores:
@@ -186,9 +184,7 @@ class _Seen:
     def __init__(self, batch: MicroBatch, core: Any) -> None:
         vocab_size = core.config.get_text_config().vocab_size
         ids = batch.input_ids.flatten()
-        rows = [
-            ids[start : start + length] for start, length in zip(batch.starts, batch.lengths, strict=True)
-        ]
+        rows = [ids[start : start + length] for start, length in zip(batch.starts, batch.lengths, strict=True)]
         starts_R = torch.tensor(batch.starts, device=ids.device)
         self.first_RV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
         self.row_N = batch.row_N

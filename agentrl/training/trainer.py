@@ -26,21 +26,24 @@ from agentrl.objectives.losses import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import Environments, check_rows, check_sources
-from agentrl.training.collection import Collector, Window
+from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
 from agentrl.training.data import (
     EmptyRows,
     Schedule,
     ScheduledStep,
     ScheduleLoader,
-    Shape,
     Stream,
+    evaluation_shape,
     make_loader,
     make_tasks,
+    training_shape,
 )
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.scoring import Scores
+from agentrl.training.windows import Window
+from agentrl.types import derive_seed
 
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
 
@@ -114,6 +117,11 @@ class RolloutTrainer(Trainer):
         self.num_generations_eval = args.eval_generations
         self.collector = Collector(
             self,
+            args,
+            model,
+            tokenizer,
+            advantages=self.advantages,
+            needs_kl=self.penalises_kl_in_reward,
             reward_funcs=rewards,
             reward_processing_classes=reward_processing_classes,
             tools=tools or [],
@@ -139,9 +147,7 @@ class RolloutTrainer(Trainer):
         """
         raise NotImplementedError
 
-    def loss(
-        self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore
-    ) -> Tensor:
+    def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """Return a micro-batch's part of the loss of its optimizer step."""
         raise NotImplementedError
 
@@ -152,45 +158,15 @@ class RolloutTrainer(Trainer):
 
     # Data ---------------------------------------------------------------------------------------------------
 
-    def shape(self, train: bool) -> Shape:
-        """Return how windows are cut, in training or in evaluation."""
-        args = self.args
-        assert args.num_generations is not None
-        assert args.steps_per_generation is not None
-        if train:
-            return Shape(
-                prompts=args.prompts_per_generation,
-                generations=args.num_generations,
-                steps=args.steps_per_generation,
-                iterations=args.num_iterations,
-                rank=args.process_index,
-                world_size=args.world_size,
-            )
-        batch = args.per_device_eval_batch_size * args.world_size
-        if batch % args.eval_generations:
-            raise ConfigurationError(
-                f"the evaluation batch of {batch} completions (per_device_eval_batch_size x processes) is not a "
-                f"multiple of num_generations_eval={args.eval_generations}."
-            )
-        return Shape(
-            prompts=batch // args.eval_generations,
-            generations=args.eval_generations,
-            steps=1,
-            rank=args.process_index,
-            world_size=args.world_size,
-        )
-
     def get_train_dataloader(self) -> ScheduleLoader:
         """Return the loader of training steps; rows come in the order that `training.data` documents."""
-        args, shape = self.args, self.shape(train=True)
+        args, shape = self.args, training_shape(self.args)
         rows = self._visible_columns(self.train_dataset)
         if isinstance(rows, datasets.IterableDataset):
             schedule: Schedule | Stream = Stream(rows, shape)
         else:
             if rows is None:
-                windows = math.ceil(
-                    args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window
-                )
+                windows = math.ceil(args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window)
                 rows = EmptyRows(windows * shape.prompts)
             seed = args.seed if args.data_seed is None else args.data_seed
             schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
@@ -213,8 +189,12 @@ class RolloutTrainer(Trainer):
         rows = self._visible_columns(dataset)
         if isinstance(rows, datasets.IterableDataset):
             rows = list(rows)
-        schedule = Schedule(rows, self.shape(train=False), seed=self.args.seed, shuffle=False, keep_last=True)
+        schedule = Schedule(rows, evaluation_shape(self.args), seed=self.args.seed, shuffle=False, keep_last=True)
         return make_loader(schedule)
+
+    def get_test_dataloader(self, test_dataset: Any) -> ScheduleLoader:
+        """Return the loader of `predict`, which plays a dataset as evaluation does."""
+        return self.get_eval_dataloader(test_dataset)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of rows behind a loader."""
@@ -259,9 +239,7 @@ class RolloutTrainer(Trainer):
     ) -> Any:
         """Score a micro-batch under the policy and return its part of the loss."""
         if return_outputs:
-            raise ConfigurationError(
-                "the loss of rollouts has no model outputs to return; leave return_outputs=False."
-            )
+            raise ConfigurationError("the loss of rollouts has no model outputs to return; leave return_outputs=False.")
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
         if inputs.tokens:
@@ -274,32 +252,48 @@ class RolloutTrainer(Trainer):
         self, model: torch.nn.Module, inputs: ScheduledStep, *_: Any, **__: Any
     ) -> tuple[Tensor, None, None]:
         """Play an evaluation window and return its loss."""
-        shape = self.shape(train=False)
-        tasks = make_tasks(inputs, shape, seed=self.args.seed)
+        shape = evaluation_shape(self.args)
+        # Of their own, so that evaluation does not repeat the episodes that were trained on.
+        tasks = make_tasks(inputs, shape, seed=derive_seed(self.args.seed, "evaluation"))
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
         self._note(window, train=False)
         batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
+        if not batch.rows:  # a last window so short that the other processes play it alone
+            return torch.zeros((), device=self.args.device), None, None
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate; the metrics of the rollouts come with the loss."""
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; the metrics of the rollouts come with the loss.
+
+        The metrics of windows are weighted by their rows, their losses alike. Outside of `train` environments are
+        closed at the end.
+        """
         self._metrics[False] = MetricStore()
+        self._completions[False].clear()
+        self.collector.weights_changed()  # by hand since the last rollouts, or by loading the best checkpoint
         prefix = kwargs.get("metric_key_prefix", "eval")
-        output = super().evaluation_loop(*args, **kwargs)
+        try:
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            if not self.is_in_train:
+                self.close()
         metrics = self._metrics[False].reduce(self.args.world_size)
         assert output.metrics is not None
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         self._show_completions(train=False)
-        return output
+        return output._replace(num_samples=self.num_examples(dataloader) * self.args.eval_generations)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, together with the metrics since the last training log."""
         if "loss" in logs:
             logs = {**logs, **self._metrics[True].reduce(self.args.world_size)}
             self._show_completions(train=True)
-        super().log(clean_logs(logs), start_time)
+        cleaned = clean_logs(logs)
+        super().log(cleaned, start_time)
+        if "epoch" in cleaned:  # `evaluate` gives back what it logged, and promises the epoch in it
+            logs["epoch"] = cleaned["epoch"]
 
     def close(self) -> None:
         """Close environments, threads and the generator; whatever needs them later starts them again."""
@@ -307,24 +301,22 @@ class RolloutTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error."""
+        # What an earlier call left belongs to other weights and other steps.
+        self._window = None
+        self._metrics[True] = MetricStore()
+        self._completions[True].clear()
+        self.collector.weights_changed()
         try:
             return super().train(*args, **kwargs)
         finally:
+            self.is_in_train = False
             self.close()
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate; see `transformers.Trainer.evaluate`. Outside of `train` environments are closed at the end."""
-        try:
-            return super().evaluate(*args, **kwargs)
-        finally:
-            if not self.is_in_train:
-                self.close()
 
     # Helpers ------------------------------------------------------------------------------------------------
 
     def _micro_batch(self, step: ScheduledStep) -> MicroBatch:
         if self._window is None or self._window.identity != step.window:
-            shape = self.shape(train=True)
+            shape = training_shape(self.args)
             tasks = make_tasks(step, shape, seed=self.args.seed)
             self._window = self.collector.collect(
                 tasks,
@@ -355,7 +347,7 @@ class RolloutTrainer(Trainer):
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""
         metrics = self._metrics[train]
-        metrics.add_all(window.metrics)
+        metrics.add_all(window.metrics, weight=window.rows)
         for name, value in window.own_metrics:
             metrics.add(name, value)
         if train:

@@ -5,8 +5,8 @@ right form. What it has not learned is to choose well: that is left to reinforce
 in its place by passing that model's name to the trainer.
 """
 
-from tiny_agent.play import Episode, play
+from tiny_agent.play import play
 from tiny_agent.transcripts import Transcript, record
 from tiny_agent.warm_start import Lesson, Recipe, make_tiny_agent
 
-__all__ = ["Episode", "Lesson", "Recipe", "Transcript", "make_tiny_agent", "play", "record"]
+__all__ = ["Lesson", "Recipe", "Transcript", "make_tiny_agent", "play", "record"]

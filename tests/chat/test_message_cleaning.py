@@ -52,9 +52,7 @@ def test_a_lenient_template_prints_string_arguments_byte_for_byte_c06(text):
 
 
 def test_a_lenient_template_never_prints_the_repr_of_a_dict_c06():
-    assert '<b>assistant\n{"city": "Oslo"}<e>' in rendered(
-        LENIENT, {"name": "f", "arguments": {"city": "Oslo"}}
-    )
+    assert '<b>assistant\n{"city": "Oslo"}<e>' in rendered(LENIENT, {"name": "f", "arguments": {"city": "Oslo"}})
 
 
 def test_keys_that_arrow_inserted_into_messages_are_dropped_c07():
@@ -101,10 +99,7 @@ def test_content_that_is_not_text_is_refused_with_the_place():
 def test_empty_and_missing_content_are_the_same_b05():
     renderer = Renderer(fix_tokenizer(), tools=True)
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    turns = [
-        {"role": "assistant", "tool_calls": [call]} | extra
-        for extra in ({}, {"content": None}, {"content": ""})
-    ]
+    turns = [{"role": "assistant", "tool_calls": [call]} | extra for extra in ({}, {"content": None}, {"content": ""})]
     prompts = [renderer.prompt_ids([turn, {"role": "tool", "content": "5"}], None) for turn in turns]
     assert prompts[0] == prompts[1] == prompts[2]
 

@@ -72,9 +72,7 @@ def test_a_think_block_that_only_the_last_turn_gets_is_not_in_the_suffix_b06():
 def test_a_turn_that_ended_on_another_eos_gets_what_follows_the_end_of_turn_e01():
     tokenizer = fix_tokenizer()
     renderer = Renderer(tokenizer, tools=True, eos_ids=[IMAGE])
-    assert renderer.suffix_ids(IMAGE, CALLING, RESULTS, TOOLS) == renderer.suffix_ids(
-        EOS, CALLING, RESULTS, TOOLS
-    )
+    assert renderer.suffix_ids(IMAGE, CALLING, RESULTS, TOOLS) == renderer.suffix_ids(EOS, CALLING, RESULTS, TOOLS)
 
 
 MARKERS = """

@@ -127,9 +127,7 @@ def test_a_fork_is_recognised_by_structure(name):
     assert family.training_template == f"{name}.jinja"
     forks = [
         source.replace("# Tools", "#  Tools"),
-        source.replace(
-            "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "You are Bob."
-        ),
+        source.replace("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "You are Bob."),
         source.replace("\n", " \n"),
         "{# my fork #}" + source,
     ]
@@ -161,9 +159,7 @@ def test_a_member_that_begins_turns_otherwise_is_refused():
         "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking",
         "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable_thinking",
     )
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "loop.index0 > ns.last_query_index", "loop.last"
-    )
+    tokenizer.chat_template = tokenizer.chat_template.replace("loop.index0 > ns.last_query_index", "loop.last")
     with pytest.raises(TemplateError, match="begins a turn with"):
         Renderer(tokenizer, tools=True)
 

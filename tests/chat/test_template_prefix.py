@@ -72,9 +72,7 @@ def test_a_template_that_changes_a_turn_is_refused_with_the_message_and_both_ren
 
 
 def test_only_the_conversation_that_breaks_is_reported_b09():
-    source = EVERYTHING.replace(
-        "{{ m.content }}", "{{ m.content if loop.last or m.content != 'odd' else '' }}", 1
-    )
+    source = EVERYTHING.replace("{{ m.content }}", "{{ m.content if loop.last or m.content != 'odd' else '' }}", 1)
     render = render_with(source)
 
     def conversation(text):

@@ -146,9 +146,7 @@ def test_the_stop_token_is_never_in_the_content_nor_in_arguments_d11():
 
 def test_the_next_render_has_one_end_of_turn_at_the_seam_d11():
     turn = parse("hi" + IM_END)
-    ids = RENDERER.prompt_ids(
-        [{"role": "user", "content": "q"}, turn.message, {"role": "user", "content": "r"}], None
-    )
+    ids = RENDERER.prompt_ids([{"role": "user", "content": "q"}, turn.message, {"role": "user", "content": "r"}], None)
     assert f"hi{IM_END}\n<|im_start|>user" in RENDERER._tokenizer.decode(ids)
 
 
@@ -170,9 +168,7 @@ def test_reasoning_is_split_off_d12(text, content, reasoning):
 
 def test_a_think_block_that_the_generation_prompt_opened_is_reasoning_d12():
     tokenizer = qwen_like_tokenizer("compact")
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "assistant\\n' if add", "assistant\\n<think>\\n' if add"
-    )
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\\n' if add", "assistant\\n<think>\\n' if add")
     renderer = Renderer(tokenizer)
     message = parse(f"abc</think>42{IM_END}", renderer).message
     assert (message["content"], message["reasoning_content"]) == ("42", "abc")
@@ -272,9 +268,7 @@ def test_a_format_of_json_between_markers_is_found_by_rendering(name):
 
 def test_other_names_of_the_keys_are_found_by_rendering():
     tokenizer = qwen_like_tokenizer("compact")
-    tokenizer.chat_template = tokenizer.chat_template.replace('"name"', '"tool"').replace(
-        '"arguments"', '"parameters"'
-    )
+    tokenizer.chat_template = tokenizer.chat_template.replace('"name"', '"tool"').replace('"arguments"', '"parameters"')
     renderer = Renderer(tokenizer, tools=True)
     turn = parse('<tool_call>{"tool": "f", "parameters": {"x": 1}}</tool_call>', renderer)
     assert [(item.name, item.arguments) for item in turn.calls] == [("f", {"x": 1})]

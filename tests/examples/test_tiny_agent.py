@@ -12,6 +12,13 @@ from tiny_agent.agents import careless, count, halve
 from tiny_agent.transcripts import call_tool, calling, tools_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.chat.renderer import Renderer
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.limits import Limits
+from agentrl.testing.invariants import assert_row_invariants
+from agentrl.testing.scripted import ScriptedGenerator
+from agentrl.types import Outcome, Task
+
 SMALL = Recipe(hidden_size=32, layers=1, heads=1, batch_size=4)
 
 
@@ -180,68 +187,21 @@ def test_the_agent_can_be_loaded_with_its_template_and_parser(agent):
 
 def test_playing_again_gives_the_same_games(agent):
     model, tokenizer = agent
-    once, again = (play(model, tokenizer, GuessNumber, range(4), max_turns=3, max_new_tokens=8) for _ in range(2))
-    assert [episode.messages for episode in once] == [episode.messages for episode in again]
+    once, again = (play(model, tokenizer, GuessNumber, range(4), max_completion_length=60) for _ in range(2))
+    assert [game.completion for game in once] == [game.completion for game in again]
+    assert all(game.environment is None for game in once), "environments are given back"
 
 
-class Scripted:
-    """A model that writes given texts, one a call of `generate`."""
-
-    device = torch.device("cpu")
-    training = False
-
-    def __init__(self, tokenizer, *texts):
-        self.tokenizer, self.texts = tokenizer, list(texts)
-
-    def eval(self):
-        return self
-
-    def train(self, mode):
-        return self
-
-    def generate(self, input_ids, **kwargs):
-        written = torch.tensor([self.tokenizer.encode(self.texts.pop(0))] * len(input_ids))
-        return torch.cat([input_ids, written], dim=1)
-
-
-def written(name, **arguments):
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
-
-
-def test_an_episode_runs_its_calls_until_the_agent_answers(agent):
+def test_the_agents_calls_are_read_and_run(agent):
+    """The template, the response template and the environment fit together: a sure player's game is really played."""
     _, tokenizer = agent
-    model = Scripted(
-        tokenizer, written("increment", step=2), "<tool_call>{broken</tool_call><|im_end|>", "Done.<|im_end|>"
-    )
-    (episode,) = play(model, tokenizer, Counter, [5])
-    assert [message["role"] for message in episode.messages] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
-    assert episode.messages[2]["content"] == "2"
-    assert episode.messages[4]["content"].startswith("error: ")
-    assert episode.messages[5]["content"] == "Done."
-    assert episode.unreadable == 1
-    assert episode.reward == float(episode.environment.target == 2)
-
-
-def test_an_episode_stops_when_the_environment_ends_it(agent):
-    _, tokenizer = agent
-    model = Scripted(tokenizer, *[written("guess", number=99)] * 10)
-    (episode,) = play(model, tokenizer, GuessNumber, [0])
-    assert len(model.texts) == 10 - GuessNumber.budget
-    assert "no guess is left" in episode.messages[-1]["content"]
-    assert episode.reward == 0.0
-
-
-@pytest.mark.parametrize("nonsense", ["3", '["guess"]', '{"name": "guess"}', '{"name": "guess", "arguments": 3}'])
-def test_nonsense_in_a_call_is_answered_not_raised(agent, nonsense):
-    _, tokenizer = agent
-    model = Scripted(tokenizer, f"<tool_call>\n{nonsense}\n</tool_call><|im_end|>", "Done.<|im_end|>")
-    (episode,) = play(model, tokenizer, GuessNumber, [0])
-    assert episode.unreadable == 1
-    assert episode.messages[-1]["content"] == "Done."
+    written = tokenizer.encode('<tool_call>\n{"name": "guess", "arguments": {"number": 8}}\n</tool_call><|im_end|>')
+    generator = ScriptedGenerator(lambda *_: written)
+    engine = RolloutEngine(generator, Renderer(tokenizer, tools=True), environments=GuessNumber, limits=Limits())
+    [game] = engine.run([Task("0", 0, seed=0)])
+    engine.close()
+    assert len(generator.calls) == GuessNumber.budget
+    assert "no guess is left" in game.completion[-1]["content"]
+    assert game.outcome is Outcome.ENV_DONE
+    assert game.tool_failures == 0
+    assert_row_invariants(game, generator.calls)

@@ -39,12 +39,7 @@ def test_the_same_seed_draws_the_same_tokens_as_the_local_generator(generators):
     model = tiny_model("qwen3")
 
     def sample_all(generator):
-        return run(
-            *(
-                generator.sample(str(i), PROMPTS[i], SamplingParams(max_tokens=5 + i, seed=i))
-                for i in range(6)
-            )
-        )
+        return run(*(generator.sample(str(i), PROMPTS[i], SamplingParams(max_tokens=5 + i, seed=i)) for i in range(6)))
 
     plain = sample_all(generators(PlainGenerator(model)))
     local = sample_all(generators(LocalGenerator(model)))
@@ -67,15 +62,31 @@ def test_settings_of_generate_are_honoured_and_scored(generators):
     assert unconstrained > 0.1
 
 
+def test_the_generation_config_of_a_checkpoint_changes_nothing(generators):
+    model = tiny_model("llama")
+    model.generation_config.update(top_k=2, repetition_penalty=1.5, suppress_tokens=[7, 8, 9], min_p=0.3)
+    conversations = Conversations()
+    run(conversations.play(generators(PlainGenerator(model)), "a", PROMPTS[0], seed=0))
+    assert worst_error(model, conversations.turns) < 1e-4
+    assert model.generation_config.top_k == 2
+
+
+def test_peft_models_are_served_with_their_adapter(generators):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(tiny_model("qwen3"), peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    conversations = Conversations()
+    run(conversations.play(generators(PlainGenerator(model)), "a", PROMPTS[0], seed=0))
+    assert worst_error(model, conversations.turns) < 1e-4
+
+
 def test_e01_every_stop_id_ends_a_turn_and_the_models_own_eos_does_not(generators, monkeypatch):
     draws = iter([2, 5, 9, 8, 8])  # 2 is the model's EOS
-    monkeypatch.setattr(
-        "agentrl.generation.plain.draw", lambda logprobs, uniforms: torch.tensor([next(draws)])
-    )
+    monkeypatch.setattr("agentrl.generation.plain.draw", lambda logprobs, uniforms: torch.tensor([next(draws)]))
     generator = generators(PlainGenerator(tiny_model("llama")))
-    [sample] = run(
-        generator.sample("a", PROMPTS[0], SamplingParams(max_tokens=9, stop_ids=frozenset({9, 11})))
-    )
+    [sample] = run(generator.sample("a", PROMPTS[0], SamplingParams(max_tokens=9, stop_ids=frozenset({9, 11}))))
     assert (sample.ids, sample.finish) == ([2, 5, 9], FinishReason.STOP)
 
 
@@ -87,7 +98,7 @@ def test_h11_settings_that_change_what_a_sample_is_are_refused(name):
 
 def test_an_exception_reaches_the_requests_and_the_generator_goes_on(generators):
     generator = generators(PlainGenerator(tiny_model("llama", vocab_size=64)))
-    with pytest.raises(GenerationError, match="'bad'.*IndexError"):
+    with pytest.raises(GenerationError, match=r"'bad'.*IndexError"):
         run(generator.sample("bad", [3, 400], SamplingParams(max_tokens=2)))
     run(generator.sample("good", [3, 4], SamplingParams(max_tokens=2)))
 

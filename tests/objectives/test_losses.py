@@ -103,10 +103,7 @@ class TestTokenLoss:
 
     def test_counts_are_those_of_the_step(self):
         counts = Denominators(rows=8, tokens=40, micro_batches=4, world_size=2)
-        losses = {
-            name: token_loss(LOSS, ROW, 3, name, counts, max_completion_length=10).item()
-            for name in LOSS_TYPES
-        }
+        losses = {name: token_loss(LOSS, ROW, 3, name, counts, max_completion_length=10).item() for name in LOSS_TYPES}
         assert losses == pytest.approx(
             {"grpo": 2 * 5 / 8, "dapo": 2 * 11 / 40, "bnpo": 2 * 11 / 4 / 4, "dr_grpo": 2 * 11 / 80}
         )
@@ -123,9 +120,7 @@ class TestTokenLoss:
 
     def test_i04_divisor(self):
         counts = Denominators(rows=1, tokens=4)
-        loss = token_loss(
-            vector(3, 3, 3, 3), torch.zeros(4).long(), 1, "dapo", counts, max_completion_length=4
-        )
+        loss = token_loss(vector(3, 3, 3, 3), torch.zeros(4).long(), 1, "dapo", counts, max_completion_length=4)
         assert loss.item() == 3
 
     @pytest.mark.parametrize("loss_type", LOSS_TYPES)

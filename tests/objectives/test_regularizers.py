@@ -27,16 +27,12 @@ def test_kl_is_exact_in_expectation():
 
 def test_bias_correction_makes_the_gradient_that_of_the_kl():
     logits = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    reference = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).log_softmax(
-        -1
-    )
+    reference = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).log_softmax(-1)
     policy = logits.log_softmax(-1)
     (exact,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)
     # What on-policy sampling estimates: the mean over the policy, whose probabilities are constants to it.
     weights, ratio = policy.detach().exp(), (policy - policy.detach()).exp()
-    (corrected,) = torch.autograd.grad(
-        (weights * kl_k3(policy, reference, ratio)).sum(), logits, retain_graph=True
-    )
+    (corrected,) = torch.autograd.grad((weights * kl_k3(policy, reference, ratio)).sum(), logits, retain_graph=True)
     (plain,) = torch.autograd.grad((weights * kl_k3(policy, reference)).sum(), logits)
     torch.testing.assert_close(corrected, exact)
     assert not torch.allclose(plain, exact)

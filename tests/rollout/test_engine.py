@@ -48,13 +48,21 @@ def by_index(scripts):
 
 def test_rows_keep_sampled_ids_whatever_they_decode_to_A01_B01():
     """Sampled "ab" as two ids stays two ids, though encoding the text again would give one."""
-    first = Sample([197, 198, *encode(call("echo", '{"text": "7"}')), EOS], [-0.25] * (3 + len(encode(call("echo", '{"text": "7"}')))), FinishReason.STOP)
+    first = Sample(
+        [197, 198, *encode(call("echo", '{"text": "7"}')), EOS],
+        [-0.25] * (3 + len(encode(call("echo", '{"text": "7"}')))),
+        FinishReason.STOP,
+    )
     last = Sample([120, EOS], [-4.0, -5.0], FinishReason.STOP)
     [trajectory], generator = play([[first, last]], tools=[echo])
     suffix = [NEWLINE, BOS, *encode("tool\n7"), EOS, NEWLINE, BOS, *encode("assistant\n")]
     assert trajectory.completion_ids == [*first.ids, *suffix, *last.ids]
     assert trajectory.loss_mask == [1] * len(first.ids) + [0] * len(suffix) + [1, 1]
-    assert [lp for lp, m in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if m] == [*first.logprobs, -4.0, -5.0]
+    assert [lp for lp, m in zip(trajectory.logprobs, trajectory.loss_mask, strict=True) if m] == [
+        *first.logprobs,
+        -4.0,
+        -5.0,
+    ]
     second_prompt = generator.calls[1].ids
     assert 50 not in second_prompt[len(trajectory.prompt_ids) :]
     assert second_prompt[len(trajectory.prompt_ids) :][:2] == [197, 198]
@@ -226,7 +234,9 @@ def test_a_prompt_that_fills_the_context_is_not_sent_and_still_scored_E07():
 
 
 def test_each_turn_gets_only_the_budget_that_is_left():
-    _, generator = play([[turn(call("inc")), turn("ok")]], environments=Counter, limits=Limits(max_completion_length=300))
+    _, generator = play(
+        [[turn(call("inc")), turn("ok")]], environments=Counter, limits=Limits(max_completion_length=300)
+    )
     first, second = generator.calls
     assert first.params.max_tokens == 300
     used = len(second.ids) - len(first.ids)

@@ -142,9 +142,7 @@ def test_a_method_that_cannot_be_a_tool_is_refused_naming_class_and_method() -> 
     class Env(Counter):
         def helper(self) -> None: ...
 
-    with pytest.raises(
-        ToolDefinitionError, match="the tool 'helper' of the environment Env has no docstring"
-    ):
+    with pytest.raises(ToolDefinitionError, match="the tool 'helper' of the environment Env has no docstring"):
         EnvironmentSpec.of(Env())
 
 
@@ -282,9 +280,7 @@ def test_messages_and_blocks_cannot_follow_plain_text() -> None:
 
 
 def test_no_prompt_at_all_is_refused() -> None:
-    with pytest.raises(
-        ToolDefinitionError, match=r"no prompt: the dataset has none and Env.reset gave back None"
-    ):
+    with pytest.raises(ToolDefinitionError, match=r"no prompt: the dataset has none and Env.reset gave back None"):
         apply_observation(None, None, "Env")
 
 
@@ -483,9 +479,7 @@ def test_closing_closes_each_instance_once_and_survives_errors(
     assert "closing an instance of the environment Bad failed" in caplog.text
 
 
-def test_an_instance_that_never_closes_is_left_behind(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instance_that_never_closes_is_left_behind(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.rollout.pool.CLOSE_SECONDS", 0.01)
 
     class Slow(Talker):

@@ -14,7 +14,9 @@ def test_the_order_is_that_of_the_enum():
     progress = Progress(prompt_length=4, completion_length=4, tool_iterations=1, **EVERYTHING)
     seen = [reached(LIMITS, progress, wants_tools=True)]
     for field, value in (("cancelled", False), ("seconds", 0.0), ("prompt_length", 0), ("completion_length", 0)):
-        progress = Progress(**{name: getattr(progress, name) for name in Progress.__dataclass_fields__} | {field: value})
+        progress = Progress(
+            **{name: getattr(progress, name) for name in Progress.__dataclass_fields__} | {field: value}
+        )
         seen.append(reached(LIMITS, progress, wants_tools=True))
     assert seen == list(Limit)
 

@@ -40,7 +40,14 @@ def test_a_default_configuration_makes_no_noise(cls, tmp_path):
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_it_parses_from_a_command_line(cls, tmp_path):
-    argv = ["--output_dir", str(tmp_path), "--num_generations", "4", "--chat_template_kwargs", '{"enable_thinking": false}']
+    argv = [
+        "--output_dir",
+        str(tmp_path),
+        "--num_generations",
+        "4",
+        "--chat_template_kwargs",
+        '{"enable_thinking": false}',
+    ]
     [config] = HfArgumentParser(cls).parse_args_into_dataclasses(argv)
     assert config.num_generations == 4
     assert config.chat_template_kwargs == {"enable_thinking": False}
@@ -51,11 +58,15 @@ def test_it_parses_from_a_command_line(cls, tmp_path):
     [({}, (8, 4)), ({"generation_batch_size": 16}, (16, 8)), ({"steps_per_generation": 2}, (4, 2))],
 )
 def test_batch_sizes_are_derived_L08(given, expected, tmp_path):
-    config = make(GRPOConfig, tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=2, **given)
+    config = make(
+        GRPOConfig, tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=2, **given
+    )
     assert (config.generation_batch_size, config.steps_per_generation) == expected
 
 
-@pytest.mark.parametrize("given", [{"generation_batch_size": 16, "steps_per_generation": 8}, {"generation_batch_size": 7}])
+@pytest.mark.parametrize(
+    "given", [{"generation_batch_size": 16, "steps_per_generation": 8}, {"generation_batch_size": 7}]
+)
 def test_contradicting_batch_sizes_are_refused_L08(given, tmp_path):
     with pytest.raises(ConfigurationError, match="generation_batch_size"):
         make(GRPOConfig, tmp_path, per_device_train_batch_size=2, num_generations=2, **given)

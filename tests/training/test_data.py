@@ -1,5 +1,7 @@
 """The order of prompts, groups and micro-batches."""
 
+from itertools import islice
+
 import datasets
 import pytest
 
@@ -36,7 +38,7 @@ def test_a_stream_keeps_its_order_whatever_the_workers_L01(workers):
             loader = make_loader(Stream(stream(5), SHAPE), workers=workers)
     else:
         loader = make_loader(Stream(stream(5), SHAPE))
-    assert [prompts_of(step) for step in loader] == EXPECTED
+    assert [prompts_of(step) for step in islice(loader, 6)] == EXPECTED + EXPECTED[:2]
 
 
 def test_iterations_repeat_the_slots_of_a_window():

@@ -33,7 +33,7 @@ def test_a_copy_stays_when_the_policy_moves():
     assert model.training
 
 
-def test_adapters_are_off_only_inside():
+def test_adapters_are_put_back_only_inside():
     model = tiny_model("llama")
     before = model(IDS).logits.detach()
     model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)).train()
@@ -48,3 +48,5 @@ def test_adapters_are_off_only_inside():
     assert model.training
     assert all(p.requires_grad for name, p in model.named_parameters() if "lora_" in name)
     assert not torch.allclose(model(IDS).logits, before)
+    filled = [p for name, p in model.named_parameters() if "lora_" in name]
+    assert all(bool((p == 0.3).all()) for p in filled)

@@ -87,9 +87,7 @@ def test_functions_get_the_documented_keywords() -> None:
 
     state, metric = TrainerState(), print
     rows = [
-        trajectory(
-            1, columns={"answer": "1", "prompt": "never"}, extra={"score": 2}, environment="E1", name="a"
-        ),
+        trajectory(1, columns={"answer": "1", "prompt": "never"}, extra={"score": 2}, environment="E1", name="a"),
         trajectory(2, columns={"answer": None, "level": 3}, environment="E2", name="b"),
     ]
     rewards = RewardSet(reward, environments={})
@@ -282,9 +280,7 @@ def test_h04_a_wrong_entry_is_refused_naming_it(entry: Any) -> None:
     def mine(completions: list[str]) -> Any:
         return [0.0, 0.0, entry, 0.0]
 
-    with pytest.raises(
-        RewardError, match="'mine' must return a list of 4 finite numbers or None, but entry 2 is"
-    ):
+    with pytest.raises(RewardError, match="'mine' must return a list of 4 finite numbers or None, but entry 2 is"):
         RewardSet([mine]).compute(ROWS)
 
 
@@ -374,9 +370,7 @@ def test_h08_a_missing_column_is_refused_before_any_generation() -> None:
     def strict(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
         return [0.0] * len(completions)
 
-    with pytest.raises(
-        ConfigurationError, match=r"'strict' needs \['answer'\].*dataset column \(\['prompt'\]\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"'strict' needs \['answer'\].*dataset column \(\['prompt'\]\)"):
         RewardSet(strict, columns=["prompt"])
     RewardSet(strict, columns=["prompt", "answer"])
     RewardSet(strict, columns=None)
@@ -467,9 +461,7 @@ def test_h16_metrics_are_over_the_rows_that_have_them() -> None:
 
 
 def test_k04_a_source_that_never_applied_logs_nothing_rather_than_nan() -> None:
-    rewards = RewardSet(
-        [lambda completions: [np.float32(1), None, None, None], lambda completions: [None] * 4]
-    )
+    rewards = RewardSet([lambda completions: [np.float32(1), None, None, None], lambda completions: [None] * 4])
     metrics = rewards.metrics(rewards.compute(ROWS))
     assert set(metrics) == {"rewards/<lambda>/mean", "rewards/<lambda>/std"}
     assert all(type(value) is float for value in metrics.values())
@@ -532,9 +524,7 @@ def test_a_reward_model_scores_prompt_and_completion(tokenizer: PreTrainedTokeni
 def test_a_reward_model_scores_the_chat_templates_text(tokenizer: PreTrainedTokenizerFast) -> None:
     model = classifier(num_labels=1)
     completion = [{"role": "assistant", "content": "b c"}]
-    (row,) = RewardSet(model, processing_classes=tokenizer).compute(
-        [trajectory(prompt=USER, completion=completion)]
-    )
+    (row,) = RewardSet(model, processing_classes=tokenizer).compute([trajectory(prompt=USER, completion=completion)])
     assert row == [pytest.approx(score(model, tokenizer, "user a <e> assistant b c <e>"), abs=1e-5)]
 
 
@@ -572,9 +562,7 @@ def test_h07_all_of_several_reward_models_are_used_with_one_tokenizer(
 
 
 def test_h07_wrong_number_of_tokenizers_is_refused_naming_both(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(
-        ConfigurationError, match="`reward_processing_classes` has 1 entries for 2 reward functions"
-    ):
+    with pytest.raises(ConfigurationError, match="`reward_processing_classes` has 1 entries for 2 reward functions"):
         RewardSet([classifier(num_labels=1), constant(1.0)], processing_classes=[tokenizer])
 
 

@@ -180,10 +180,7 @@ def test_scores_the_distribution_that_was_sampled_from(settings, packed):
     logits, ids = own_logits(model)
     sampling = SamplingParams(max_tokens=8, **settings)
     before = [
-        row.prompt_ids + row.completion_ids[:c]
-        for row in ROWS
-        for c, sampled in enumerate(row.loss_mask)
-        if sampled
+        row.prompt_ids + row.completion_ids[:c] for row in ROWS for c, sampled in enumerate(row.loss_mask) if sampled
     ]
     expected = [
         one_by_one(row_logits, seen, target, sampling)
@@ -197,9 +194,7 @@ def test_scores_the_distribution_that_was_sampled_from(settings, packed):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def one_by_one(
-    logits_V: torch.Tensor, seen: list[int], target: int, sampling: SamplingParams
-) -> tuple[float, float]:
+def one_by_one(logits_V: torch.Tensor, seen: list[int], target: int, sampling: SamplingParams) -> tuple[float, float]:
     """Logprob of the target and entropy, in plain Python, the target always in the support."""
     scores = logits_V.tolist()
     for token in set(seen):
@@ -306,9 +301,7 @@ def test_autocast_reaches_the_head():
     scores = score(model, collate(ROWS, pad_token_id=0), PLAIN, chunk_tokens=4)
     assert scoring._tail_known[model]
     assert scores.logps_N.dtype == torch.float32
-    torch.testing.assert_close(
-        scores.logps_N, gather(logits.float().log_softmax(-1), ids), atol=0.2, rtol=0.05
-    )
+    torch.testing.assert_close(scores.logps_N, gather(logits.float().log_softmax(-1), ids), atol=0.2, rtol=0.05)
     scores.logps_N.sum().backward()
 
 

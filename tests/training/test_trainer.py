@@ -114,7 +114,13 @@ def test_it_learns_what_is_rewarded(cls, tmp_path):
     def likes_e(completion_ids, **_):
         return [sum(token == wanted for token in ids) / 6 for ids in completion_ids]
 
-    config = {"max_steps": 60, "per_device_train_batch_size": 32, "num_generations": 8, "learning_rate": 5e-3, "beta": 0.0}
+    config = {
+        "max_steps": 60,
+        "per_device_train_batch_size": 32,
+        "num_generations": 8,
+        "learning_rate": 5e-3,
+        "beta": 0.0,
+    }
     trainer = make(cls, tmp_path, reward_funcs=likes_e, train_dataset=text_rows(4), config=config)
     trainer.train()
     rewards = logged(trainer, "reward")
@@ -231,14 +237,18 @@ def test_rloo_puts_the_kl_into_the_reward(tmp_path):
 def test_reward_functions_get_every_documented_keyword(cls, tmp_path):
     seen = {}
 
-    def reward(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, environments, answer, **rest):
+    def reward(
+        prompts, completions, completion_ids, trainer_state, log_extra, log_metric, environments, answer, **rest
+    ):
         seen.update(locals())
         log_extra("n", list(range(len(prompts))))
         log_metric("own", 0.25)
         return [float(i) for i in range(len(prompts))]
 
     rows = chat_rows(4, answer=["a", "b", "c", "d"])
-    trainer = make(cls, tmp_path, reward_funcs=reward, environment_factory=Game, train_dataset=rows, config={"max_steps": 1})
+    trainer = make(
+        cls, tmp_path, reward_funcs=reward, environment_factory=Game, train_dataset=rows, config={"max_steps": 1}
+    )
     trainer.train()
     assert len(seen["prompts"]) == len(seen["completions"]) == len(seen["completion_ids"]) == 4
     assert all(isinstance(env, Game) for env in seen["environments"])
@@ -290,7 +300,9 @@ def test_async_and_sync_rewards_are_summed_with_their_weights_H03(tmp_path):
     def zero(completions, **_):
         return [0.0] * len(completions)
 
-    trainer = make(GRPOTrainer, tmp_path, reward_funcs=[one, zero], config={"reward_weights": [0.7, 0.3], "max_steps": 1})
+    trainer = make(
+        GRPOTrainer, tmp_path, reward_funcs=[one, zero], config={"reward_weights": [0.7, 0.3], "max_steps": 1}
+    )
     trainer.train()
     assert logged(trainer, "reward") == [pytest.approx(0.7)]
     assert logged(trainer, "rewards/one/mean") == [1.0]
@@ -438,7 +450,9 @@ def test_rollout_func_plays_instead_of_the_engine(cls, tmp_path):
         got["speed"] = speed
         return [float(s) for s in speed]
 
-    trainer = make(cls, tmp_path, rollout_func=rollout, reward_funcs=reward, config={"max_steps": 1, "shuffle_dataset": False})
+    trainer = make(
+        cls, tmp_path, rollout_func=rollout, reward_funcs=reward, config={"max_steps": 1, "shuffle_dataset": False}
+    )
     trainer.train()
     assert got["prompts"] == ["p0", "p0", "p1", "p1"], "one for each completion wanted"
     assert got["speed"] == [0, 1, 2, 3]
@@ -458,12 +472,33 @@ def test_rollout_func_that_answers_wrongly_is_told(tmp_path):
 
 # Logging ------------------------------------------------------------------------------------------------------
 
-DOCUMENTED = """num_tokens step_time completions/mean_length completions/min_length completions/max_length
-completions/mean_terminated_length completions/min_terminated_length completions/max_terminated_length
-completions/clipped_ratio tools/call_frequency tools/failure_frequency rewards/Game/mean rewards/Game/std reward
-reward_std frac_reward_zero_std entropy kl clip_ratio/region_mean clip_ratio/low_mean clip_ratio/low_min
-clip_ratio/high_mean clip_ratio/high_max sampling/sampling_logp_difference/mean
-sampling/sampling_logp_difference/max""".split()
+DOCUMENTED = [
+    "num_tokens",
+    "step_time",
+    "completions/mean_length",
+    "completions/min_length",
+    "completions/max_length",
+    "completions/mean_terminated_length",
+    "completions/min_terminated_length",
+    "completions/max_terminated_length",
+    "completions/clipped_ratio",
+    "tools/call_frequency",
+    "tools/failure_frequency",
+    "rewards/Game/mean",
+    "rewards/Game/std",
+    "reward",
+    "reward_std",
+    "frac_reward_zero_std",
+    "entropy",
+    "kl",
+    "clip_ratio/region_mean",
+    "clip_ratio/low_mean",
+    "clip_ratio/low_min",
+    "clip_ratio/high_mean",
+    "clip_ratio/high_max",
+    "sampling/sampling_logp_difference/mean",
+    "sampling/sampling_logp_difference/max",
+]
 
 
 @pytest.mark.parametrize("cls", TRAINERS)
@@ -569,3 +604,50 @@ def test_threads_return_when_trainers_are_closed_F08(tmp_path):
 @pytest.mark.parametrize("cls", TRAINERS)
 def test_a_stream_trains(cls, tmp_path):
     make(cls, tmp_path, train_dataset=text_rows(4).to_iterable_dataset()).train()
+
+
+# Generators ---------------------------------------------------------------------------------------------------
+
+
+def test_common_generation_kwargs_win_and_stay_exact(tmp_path):
+    from agentrl.generation.local import LocalGenerator
+
+    trainer = make(
+        GRPOTrainer, tmp_path, config={"temperature": 1.0, "generation_kwargs": {"temperature": 0.5, "top_k": 7}}
+    )
+    assert isinstance(trainer.collector.generator, LocalGenerator)
+    assert (trainer.collector.sampling.temperature, trainer.collector.sampling.top_k) == (0.5, 7)
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "config", [{"generation_kwargs": {"suppress_tokens": [5]}}, {"cache_implementation": "dynamic"}]
+)
+def test_what_only_generate_knows_selects_it_and_says_so(config, tmp_path, caplog):
+    from agentrl.generation.plain import PlainGenerator
+
+    trainer = make(GRPOTrainer, tmp_path, config={**config, "max_steps": 1})
+    assert isinstance(trainer.collector.generator, PlainGenerator)
+    assert caplog.text.count("is sampled with model.generate, because") == 1
+    trainer.train()
+    if "cache_implementation" in config:
+        assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+def test_continuous_batching_of_transformers_trains(tmp_path):
+    trainer = make(GRPOTrainer, tmp_path, config={"use_transformers_continuous_batching": True})
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+    trainer.close()
+
+
+def test_a_function_of_the_model_makes_the_generator(tmp_path):
+    import functools
+
+    from agentrl.generation.local import LocalGenerator
+
+    small = functools.partial(LocalGenerator, max_cache_tokens=40)
+    trainer = make(GRPOTrainer, tmp_path, generator=small)
+    trainer.train()
+    assert trainer.collector.generator._core._pool.budget == 40

@@ -1,0 +1,79 @@
+"""The benchmarks run: what they print and how they exit, never how long anything takes."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = ("--quick", "--rollouts", "4", "--rounds", "1")
+NO_LIMIT = ("--limit", "1000")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a benchmark as a script; gives its exit code and the lines that it printed."""
+
+    def run_script(name: str, *options: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", [name, *options])
+        code = 0
+        try:
+            runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) else 1
+        return code, capsys.readouterr().out.splitlines()
+
+    yield run_script
+    logging.disable(logging.NOTSET)  # --peer silences TRL
+
+
+def test_engine_overhead(run):
+    code, lines = run("engine_overhead.py", "--rollouts", "4", "--turns", "2")
+    assert code == 0
+    assert [line.split(":")[0] for line in lines if "µs a turn" in line] == [
+        "4 rollouts x 2 turns, sync tool",
+        "4 rollouts x 2 turns, async tool",
+    ]
+
+
+def test_tool_overlap_prints_every_setting(run):
+    code, lines = run("tool_overlap.py", *TINY, *NO_LIMIT)
+    assert code == 0
+    assert lines[0].startswith("setting")
+    assert [line[:38].strip() for line in lines[1:-1]] == [
+        "4 x sync tool 100 ms, 1 rounds of 1",
+        "4 x sync tool 100 ms, 1 rounds of 3",
+        "4 x async tool 100 ms, 1 rounds of 1",
+        "4 x async tool 100 ms, 1 rounds of 3",
+        "4 x reset 250 ms",
+        "4 x get_reward 250 ms",
+    ]
+    assert all(line.endswith("ok") for line in lines[1:-1])
+    assert lines[-1] == "all settings within the limit"
+
+
+def test_tool_overlap_exits_with_1_above_the_limit(run):
+    """Nothing ends in half of the time that the tools themselves take."""
+    code, lines = run("tool_overlap.py", *TINY, "--limit", "0.5")
+    assert code == 1
+    assert all(line.endswith("MISSED") for line in lines[1:-1])
+    assert lines[-1] == "6 of 6 settings missed the limit"
+
+
+def test_tool_overlap_refuses_groups_that_trl_cannot_form(run, capsys):
+    code, _ = run("tool_overlap.py", "--peer", "--rollouts", "6")
+    assert code == 2
+
+
+@pytest.mark.slow
+def test_tool_overlap_against_trl(run):
+    pytest.importorskip("trl")
+    code, lines = run("tool_overlap.py", *TINY, *NO_LIMIT, "--peer")
+    assert code == 0
+    assert lines[0].startswith("TRL ")
+    assert lines[1].endswith("TRL / agentrl")
+    assert all(float(line.split()[-1]) > 0 for line in lines[2:-1])

@@ -1,0 +1,106 @@
+"""Metrics: pure functions of rollout records, and a store that averages between logs."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from agentrl.training.completions import CompletionLog, print_rows, readable, select_rows
+from agentrl.training.metrics import (
+    MetricStore,
+    RolloutRecord,
+    clean_logs,
+    length_metrics,
+    outcome_metrics,
+    tool_metrics,
+)
+from agentrl.types import Outcome
+
+
+def record(sampled=2, *, truncated=False, outcome=Outcome.FINISHED, calls=0, failures=0):
+    return RolloutRecord("g", (1.0,), 3, sampled, truncated, outcome, 1, calls, failures)
+
+
+def test_lengths_count_sampled_tokens_and_terminated_ones_apart():
+    metrics = length_metrics([record(2), record(6), record(10, truncated=True)])
+    assert metrics["completions/mean_length"] == 6.0
+    assert (metrics["completions/min_length"], metrics["completions/max_length"]) == (2.0, 10.0)
+    assert metrics["completions/mean_terminated_length"] == 4.0
+    assert metrics["completions/max_terminated_length"] == 6.0
+    assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
+
+
+def test_without_terminated_rollouts_their_lengths_are_zero():
+    assert length_metrics([record(4, truncated=True)])["completions/mean_terminated_length"] == 0.0
+
+
+def test_rollouts_whose_environment_failed_have_no_length():
+    failed = record(0, outcome=Outcome.ENV_FAILURE)
+    assert length_metrics([record(4), failed])["completions/mean_length"] == 4.0
+    assert outcome_metrics([record(4), failed])["outcomes/env_failure"] == 0.5
+
+
+def test_tool_failures_are_a_share_of_the_calls():
+    metrics = tool_metrics([record(calls=3, failures=1), record(calls=1)])
+    assert metrics == {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.25}
+    assert tool_metrics([record()])["tools/failure_frequency"] == 0.0
+
+
+def test_ragged_keys_are_averaged_over_the_values_there_are_H16():
+    store = MetricStore()
+    for metrics in ({"a": 1, "b": 2}, {"a": 3}, {"c": 5}):
+        store.add_all(metrics)
+    assert store.reduce(1) == {"a": 2.0, "b": 2.0, "c": 5.0}
+    assert store.reduce(1) == {}, "a log starts afresh"
+
+
+def test_means_are_weighted_and_extremes_are_extremes():
+    store = MetricStore()
+    store.add("entropy", 1.0, weight=1)
+    store.add("entropy", 4.0, weight=2)
+    store.add_all({"x/max": 1.0, "x/min_length": 5.0})
+    store.add_all({"x/max": 3.0, "x/min_length": 2.0})
+    assert store.reduce(1) == {"entropy": 3.0, "x/max": 3.0, "x/min_length": 2.0}
+
+
+def test_values_without_weight_or_without_a_number_are_left_out():
+    store = MetricStore()
+    store.add("a", math.nan)
+    store.add("b", 1.0, weight=0)
+    assert store.reduce(1) == {}
+
+
+def test_logs_are_strict_json_K04():
+    logs = {"a": np.int64(3), "b": torch.tensor(1.5), "c": math.nan, "d": math.inf, "e": "x\u2028y"}
+    line = json.dumps(clean_logs(logs), allow_nan=False)
+    assert json.loads(line) == {"a": 3, "b": 1.5, "e": "x\u2028y"}
+
+
+def test_rows_of_the_table_are_limited_and_can_be_unique_by_prompt():
+    log = CompletionLog(["p", "p", "q"], ["a", "b", "c"], {"f": [1.0, None, 2.0]}, [0.5, -0.5, 0.0], {"n": [7]})
+    assert [row["completion"] for row in select_rows(log, limit=2, unique_prompts=False)] == ["a", "b"]
+    unique = select_rows(log, limit=None, unique_prompts=True)
+    assert [row["completion"] for row in unique] == ["a", "c"]
+    assert unique[1]["n"] is None
+
+
+def test_model_output_is_never_markup():
+    console = Console(record=True, width=120, force_terminal=True)
+    log = CompletionLog(["[bold]p[/bold]"], ["[link=http://x]c[/link]"], {"[f]": [1.0]}, [0.0])
+    print_rows(select_rows(log, limit=None, unique_prompts=False), 3, console)
+    shown = console.export_text()
+    assert "[bold]p[/bold]" in shown
+    assert "[link=http://x]c[/link]" in shown
+
+
+def test_conversations_are_readable():
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image"}]},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [
+            {"type": "function", "function": {"name": "add", "arguments": {"city": "Zürich"}}}]},
+        {"role": "tool", "content": "5"},
+    ]  # fmt: skip
+    assert readable(messages) == 'user: look [image]\nassistant: <think>hm</think> add({"city": "Zürich"})\ntool: 5'
