@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "EnvironmentFailure": "agentrl.errors",
     "EpisodeDone": "agentrl.rollout.environments",
     "GRPOConfig": "agentrl.training.arguments",
     "GRPOTrainer": "agentrl.training.grpo",

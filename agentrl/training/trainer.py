@@ -86,6 +86,11 @@ class RolloutTrainer(Trainer):
             raise ConfigurationError(
                 f"{type(self).__name__} takes a {self.config_class.__name__}, not a {type(args).__name__}."
             )
+        if args.n_gpu > 1:
+            raise ConfigurationError(
+                f"this process sees {args.n_gpu} GPUs, which transformers.Trainer would drive with DataParallel; start "
+                "one process a GPU instead (accelerate launch script.py), or show it one (CUDA_VISIBLE_DEVICES=0)."
+            )
         rewards = _as_list(reward_funcs)
         check_sources(
             reward_funcs=rewards,

@@ -144,6 +144,13 @@ def test_the_other_trainers_configuration(tmp_path):
         make(GRPOTrainer, tmp_path, args=args)
 
 
+def test_several_gpus_in_one_process(tmp_path, monkeypatch):
+    args = make(GRPOTrainer, tmp_path).args
+    monkeypatch.setattr(type(args), "n_gpu", 2)
+    with pytest.raises(ConfigurationError, match=r"sees 2 GPUs.*accelerate launch"):
+        make(GRPOTrainer, tmp_path, args=args)
+
+
 def test_a_model_object_with_model_init_kwargs(tmp_path):
     with pytest.raises(ConfigurationError, match="model_init_kwargs"):
         make(GRPOTrainer, tmp_path, config={"model_init_kwargs": {"dtype": "float32"}})
