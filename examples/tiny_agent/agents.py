@@ -105,8 +105,8 @@ def _counting_lessons(environment: Callable[[], Any]) -> list[Lesson]:
         return _call("increment", step=rng.randint(1, 6))
 
     return [
-        Lesson(_games(environment, count, 500), steps=100),
-        Lesson(_games(environment, careless(count, anything, how_often=0.6), 1500), steps=50),
+        Lesson(_games(environment, count, 500), steps=150),
+        Lesson(_games(environment, careless(count, anything, how_often=0.6), 1500), steps=150),
     ]
 
 
