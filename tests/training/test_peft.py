@@ -94,8 +94,9 @@ def test_n07_a_step_changes_what_the_generator_says(tmp_path):
     trainer.evaluate()
     trainer.train()
     trainer.evaluate()
-    assert reported[0] == reported[1]
-    assert reported[0] != reported[-1]
+    # Which rows share a batch depends on when they arrive, and rounding depends on the batch.
+    assert reported[0] == pytest.approx(reported[1], abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(reported[0], reported[-1], strict=False)) > 1e-3
 
 
 @KINDS
