@@ -73,7 +73,7 @@ class RewardSet:
         model_init_kwargs: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        sources = _sources(reward_funcs)
+        sources = reward_sources(reward_funcs)
         self._owners = dict(environments or {})
         self._has_environments = environments is not None
         owners = list(dict.fromkeys(self._owners.values()))
@@ -233,7 +233,12 @@ def _scatter(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any
     return scattered
 
 
-def _sources(reward_funcs: RewardSource | Sequence[RewardSource] | None) -> list[RewardSource]:
+def reward_sources(reward_funcs: RewardSource | Sequence[RewardSource] | None) -> list[RewardSource]:
+    """What the user passed as `reward_funcs`, as a list.
+
+    Raises:
+        ConfigurationError: Something in it can give no reward.
+    """
     if reward_funcs is None:
         return []
     sources: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]

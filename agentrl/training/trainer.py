@@ -41,6 +41,7 @@ from agentrl.training.data import (
 )
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
+from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
 from agentrl.training.windows import Window
 from agentrl.types import derive_seed
@@ -91,7 +92,7 @@ class RolloutTrainer(Trainer):
                 f"this process sees {args.n_gpu} GPUs, which transformers.Trainer would drive with DataParallel; start "
                 "one process a GPU instead (accelerate launch script.py), or show it one (CUDA_VISIBLE_DEVICES=0)."
             )
-        rewards = _as_list(reward_funcs)
+        rewards = reward_sources(reward_funcs)
         check_sources(
             reward_funcs=rewards,
             tools=tools or [],
@@ -101,9 +102,9 @@ class RolloutTrainer(Trainer):
             args=args,
         )
         calls_tools = bool(tools) or environment_factory is not None
-        for dataset in [train_dataset, *_each_dataset(eval_dataset)]:
-            if dataset is not None:
-                check_rows(dataset, environment_factory, tools=calls_tools)
+        given_datasets = _given_datasets(train_dataset, eval_dataset)
+        for dataset in given_datasets:
+            check_rows(dataset, environment_factory, tools=calls_tools)
         model = load_model(model, args, quantization_config=quantization_config, peft_config=peft_config)
         tokenizer = load_tokenizer(processing_class, model, args)
         super().__init__(
@@ -133,12 +134,13 @@ class RolloutTrainer(Trainer):
             environment_factory=environment_factory,
             rollout_func=rollout_func,
             generator=generator,
-            datasets=[d for d in [train_dataset, *_each_dataset(eval_dataset)] if d is not None],
+            datasets=given_datasets,
         )
         self._metrics = {True: MetricStore(), False: MetricStore()}
         self._completions = {True: CompletionLog(), False: CompletionLog()}
         self._window: Window | None = None
         self._step_started = time.perf_counter()
+        self._parameters = self.model.num_parameters()
 
     # What subclasses define ---------------------------------------------------------------------------------
 
@@ -376,17 +378,12 @@ class RolloutTrainer(Trainer):
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Estimate the operations of a micro-batch: 6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361)."""
-        return 6 * self.model.num_parameters() * inputs.input_ids.numel()
+        return 6 * self._parameters * inputs.input_ids.numel()
 
 
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _each_dataset(dataset: Any) -> list[Any]:
-    return list(dataset.values()) if isinstance(dataset, dict) else [dataset]
+def _given_datasets(train_dataset: Any, eval_dataset: Any) -> list[Any]:
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    return [dataset for dataset in (train_dataset, *evaluated) if dataset is not None]
 
 
 def _identity(batch: Any) -> Any:

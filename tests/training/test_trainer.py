@@ -603,7 +603,10 @@ def test_threads_return_when_trainers_are_closed_F08(tmp_path):
 
 @pytest.mark.parametrize("cls", TRAINERS)
 def test_a_stream_trains(cls, tmp_path):
-    make(cls, tmp_path, train_dataset=text_rows(4).to_iterable_dataset()).train()
+    trainer = make(cls, tmp_path, train_dataset=text_rows(4).to_iterable_dataset())
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert len(logged(trainer, "reward")) == 2
 
 
 # Generators ---------------------------------------------------------------------------------------------------
