@@ -166,7 +166,8 @@ class ToolRunner:
 def _result(written: ToolCall, value: Any) -> ToolResult:
     """What a tool gave back, with the reward of its turn if it gave one."""
     if isinstance(value, StepReward):
-        return ToolResult(written, render(value.content), reward=value.reward)
+        # None would mean that the tool gave no reward; here it is a wrong one.
+        return ToolResult(written, render(value.content), reward=math.nan if value.reward is None else value.reward)
     return ToolResult(written, render(value))
 
 
