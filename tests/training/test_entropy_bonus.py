@@ -70,10 +70,7 @@ def adapted(entropies: list[float], target: float, coefficient: float, delta: fl
     """The rule as documented, step by step."""
     path = []
     for entropy in entropies:
-        if entropy <= target:
-            coefficient = min(coefficient + delta, 0.2)
-        else:
-            coefficient = max(coefficient - delta, 0.05)
+        coefficient = min(coefficient + delta, 0.2) if entropy <= target else max(coefficient - delta, 0.05)
         path.append(coefficient)
     return path
 

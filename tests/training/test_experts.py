@@ -44,7 +44,7 @@ def experts(family: str = "qwen3_moe", **options: Any) -> PreTrainedModel:
 
 
 def plain_router_loss(model: Any, rows: list[list[int]]) -> Tensor:
-    """E x sum over experts of f P over the tokens of rows, each run alone without padding; loops over layers' tokens."""
+    """E x sum over experts of f P over the tokens of rows, each run alone, so without padding."""
     logits = [layer for row in rows for layer in model(torch.tensor([row]), output_router_logits=True).router_logits]
     probabilities = torch.cat(logits).softmax(-1)
     chosen = torch.zeros_like(probabilities)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from datasets import Dataset
 
 from agentrl import EpisodeDone, StepReward
 from agentrl.errors import ConfigurationError, RewardError
+from agentrl.generation.base import SamplingParams
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import fix_tokenizer
@@ -63,8 +65,26 @@ RECEIVED = [[1.0, 2.5, 3.0], [3.0, 1.0], [0.0], [0.0, 3.5]]
 """By turn, with the outcome in the last one."""
 
 
+def play(*scripts: list[list[list[int]]]) -> ScriptedGenerator:
+    """Plays back one script for each run of the engine: the turns of its rollouts, in row order."""
+    taken: Counter[str] = Counter()
+
+    def sample(session: str, _: list[int], __: SamplingParams) -> list[int]:
+        run, row, _attempt = map(int, session.split("/"))
+        taken[session] += 1
+        return scripts[run - 1][row][taken[session] - 1]
+
+    return ScriptedGenerator(sample)
+
+
 def walk_trainer(
-    folder: Path, *, algorithm: str = "grpo", environment: Any = Walk, scripts: Any = SCRIPTS, **options: Any
+    folder: Path,
+    *,
+    algorithm: str = "grpo",
+    environment: Any = Walk,
+    scripts: Any = SCRIPTS,
+    again: Any = (),
+    **options: Any,
 ) -> Any:
     options = {"max_steps": 1, "num_generations": 2, "max_completion_length": 400, "beta": 0.0, **options}
     prompt = [{"role": "user", "content": "walk"}]
@@ -77,7 +97,7 @@ def walk_trainer(
         Dataset.from_dict({"prompt": [prompt, prompt]}),
         processing_class=fix_tokenizer("t0"),
         environment_factory=environment,
-        generator=lambda _: ScriptedGenerator(scripts),
+        generator=lambda _: play(scripts, *again),
     )
     collect, run = trainer.collector.collect, trainer.collector.engine.run
     trainer.collector.collect = lambda *a, **k: windows.append(collect(*a, **k)) or windows[-1]  # type: ignore[method-assign]
@@ -283,7 +303,7 @@ def test_a_list_of_the_wrong_length_ends_the_run(tmp_path):
         outcome = staticmethod(lambda walk: [1.0])
 
     trainer = walk_trainer(tmp_path, environment=Short)
-    with pytest.raises(RewardError, match=r"Short.get_reward gave back 1 reward.s. for 3 sampled turns.*StepReward"):
+    with pytest.raises(RewardError, match=r"Short.get_reward gave back 1 reward.s. for [23] sampled turns.*StepReward"):
         trainer.train()
 
 
@@ -293,8 +313,9 @@ def test_dynamic_sampling_sees_the_returns_of_turns(tmp_path):
     class Counting(Walk):
         outcome = staticmethod(lambda walk: 0.0)
 
-    scripts = [[go(1), go(0), FINAL], [go(0), go(1), FINAL], [go(1), FINAL], [go(1), FINAL], [FINAL], [FINAL]]
-    trainer = walk_trainer(tmp_path, environment=Counting, scripts=scripts, dynamic_sampling_max_rounds=1)
+    scripts = [[go(1), go(0), FINAL], [go(0), go(1), FINAL], [go(1), FINAL], [go(1), FINAL]]
+    options = {"scripts": scripts, "again": [[[FINAL], [FINAL]]], "dynamic_sampling_max_rounds": 1}
+    trainer = walk_trainer(tmp_path, environment=Counting, **options)
     trainer.train()
     assert logged(trainer, "dynamic_sampling/groups_redrawn") == [1]
     assert logged(trainer, "frac_reward_zero_std") == [0.5]
@@ -302,5 +323,5 @@ def test_dynamic_sampling_sees_the_returns_of_turns(tmp_path):
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1])
 def test_a_wrong_discount_is_refused(discount, tmp_path):
-    with pytest.raises(ConfigurationError, match="^turn_discount="):
+    with pytest.raises(ConfigurationError, match=r"^turn_discount="):
         GRPOConfig(str(tmp_path), turn_discount=discount)
