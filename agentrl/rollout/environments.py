@@ -226,8 +226,8 @@ def read_reward(value: Any, class_name: str, turns: int = 0) -> float | list[flo
         if len(value) != turns:
             raise RewardError(
                 f"{class_name}.get_reward gave back {len(value)} reward(s) for {turns} sampled turns; it must give "
-                "back one for each, also for turns without a valid tool call and for the final answer (take `turns` as a "
-                "parameter to know their number). Tools can reward their turn themselves: return StepReward(...)"
+                "back one for each, also for turns without a valid tool call and for the final answer (take `turns` as "
+                "a parameter to know their number). Tools can reward their turn themselves: return StepReward(...)"
             )
         return [_finite(entry, class_name) for entry in value] or None
     return None if value is None else _finite(value, class_name)
