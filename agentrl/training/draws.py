@@ -15,11 +15,28 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from agentrl.training.arguments import RolloutConfig
+from agentrl.training.data import Schedule, Shape, Stream, make_tasks
 from agentrl.training.metrics import RolloutRecord
 from agentrl.types import Task, Trajectory
 
 Redraw = Callable[[Sequence[int], int], list[Task]]
 """From the positions of groups in their window, and the number of the round, to this process's new tasks for them."""
+
+
+def redraw_from(
+    schedule: Schedule | Stream, window: tuple[int, int], shape: Shape, args: RolloutConfig
+) -> Redraw | None:
+    """Where a window's other prompts come from; None when dynamic sampling is off."""
+    if not args.dynamic_sampling_max_rounds:
+        return None
+    assert isinstance(schedule, Schedule), "refused for a dataset without a length"
+
+    def tasks(positions: Sequence[int], number: int) -> list[Task]:
+        again = schedule.redraw(window, positions, number)
+        return make_tasks(again, shape, seed=args.seed, redraw=number)
+
+    return tasks
 
 
 @dataclass(slots=True)

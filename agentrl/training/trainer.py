@@ -39,14 +39,14 @@ from agentrl.training.data import (
     make_tasks,
     training_shape,
 )
-from agentrl.training.draws import Redraw
+from agentrl.training.draws import redraw_from
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
 from agentrl.training.windows import BatchRewards, Window
-from agentrl.types import Task, derive_seed
+from agentrl.types import derive_seed
 
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
 
@@ -357,21 +357,10 @@ class RolloutTrainer(Trainer):
                 rows_per_batch=self.args.per_device_train_batch_size,
                 batches=shape.steps,
                 identity=step.window,
-                redraw=self._redraw(step) if self.args.dynamic_sampling_max_rounds else None,
+                redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )
             self._note(self._window, train=True)
         return self._window.batches[step.slot]
-
-    def _redraw(self, step: ScheduledStep) -> Redraw:
-        """Other prompts for groups of a window from which nothing can be learned."""
-        shape, schedule = training_shape(self.args), self._schedule
-        assert isinstance(schedule, Schedule), "refused for a dataset without a length"
-
-        def tasks(positions: Sequence[int], number: int) -> list[Task]:
-            again = schedule.redraw(step.window, positions, number)
-            return make_tasks(again, shape, seed=self.args.seed, redraw=number)
-
-        return tasks
 
     def _count(self, batches: Sequence[MicroBatch]) -> Denominators:
         local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]
