@@ -54,7 +54,19 @@ def _default(field: dataclasses.Field) -> object:
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-INERT = ("vllm_", "sapo_", "vespo_", "entropy_", "ref_model_")
+INERT = (
+    *(
+        "vllm_mode",
+        "vllm_model_impl",
+        "vllm_enable",
+        "vllm_server",
+        "vllm_group",
+        "vllm_gpu",
+        "vllm_max",
+        "vllm_tensor",
+    ),
+    *("entropy_", "ref_model_"),
+)
 """Beginnings of the names that mean nothing as long as what they belong to is refused."""
 
 

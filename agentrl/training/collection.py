@@ -47,6 +47,7 @@ class Collector:
         tokenizer: Its tokenizer.
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
+        corrects_sampler: Whether the loss compares the trainer's logprobs with the sampler's.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
         tools: Standalone tools.
@@ -66,6 +67,7 @@ class Collector:
         *,
         advantages: Callable[[Tensor, Tensor, Tensor | None], Tensor],
         needs_kl: bool,
+        corrects_sampler: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
         tools: Sequence[Callable[..., Any]],
@@ -80,6 +82,7 @@ class Collector:
         self.tokenizer = tokenizer
         self._advantages = advantages
         self._needs_kl = needs_kl
+        self._corrects_sampler = corrects_sampler
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
         self.renderer = Renderer(
@@ -259,15 +262,20 @@ class Collector:
         return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
 
     @property
-    def _needs_old_logps(self) -> bool:
-        """Whether the policy that sampled a window is not the one that is trained on all of it.
+    def on_policy(self) -> bool:
+        """Whether the policy that sampled a window is the one that is trained on all of it.
 
         When whole windows fit into each optimizer step, nothing is learned between sampling and the backward pass.
         """
         args = self.args
         assert args.steps_per_generation is not None
-        whole = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-        return not whole or self._needs_kl
+        return args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+
+    @property
+    def _needs_old_logps(self) -> bool:
+        """Whether the scores of the backward pass cannot stand for those of the policy that sampled."""
+        # Dropout is off while sampling; with it, a training pass differs from the sampler by more than rounding.
+        return not self.on_policy or self._needs_kl or (self._corrects_sampler and has_dropout(self.model))
 
     # Over all processes -------------------------------------------------------------------------------------
 
@@ -318,6 +326,15 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a training pass of the model is random, by a dropout module or by attention's own probability."""
+    probabilities = (
+        module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", None)
+        for module in model.modules()
+    )
+    return any(isinstance(p, float) and p > 0 for p in probabilities)
 
 
 def _common_columns(datasets: Sequence[Any]) -> set[str] | None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import Environments, check_rows, check_sources
@@ -41,6 +41,7 @@ from agentrl.training.data import (
 )
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
+from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
 from agentrl.training.windows import Window
@@ -128,6 +129,7 @@ class RolloutTrainer(Trainer):
             tokenizer,
             advantages=self.advantages,
             needs_kl=self.penalises_kl_in_reward,
+            corrects_sampler=self.corrects_sampler,
             reward_funcs=rewards,
             reward_processing_classes=reward_processing_classes,
             tools=tools or [],
@@ -161,6 +163,11 @@ class RolloutTrainer(Trainer):
     @property
     def penalises_kl_in_reward(self) -> bool:
         """Whether `advantages` needs the KL of each row."""
+        return False
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether `loss` weighs what the trainer and the sampler make of the same tokens."""
         return False
 
     # Data ---------------------------------------------------------------------------------------------------
@@ -250,7 +257,7 @@ class RolloutTrainer(Trainer):
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
         if inputs.tokens:
-            self._compare_with_sampler(scores, inputs, metrics)
+            sampler_metrics(scores, inputs, metrics)
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
         assert inputs.denominators is not None
         return self.loss(scores, inputs, inputs.denominators, metrics)
@@ -342,14 +349,9 @@ class RolloutTrainer(Trainer):
         )
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
-    def _compare_with_sampler(self, scores: Scores, batch: MicroBatch, metrics: MetricStore) -> None:
-        """Log how far the trainer's logprobs are from the sampler's, for the weights that sampled."""
-        if batch.sampler_logps_N is None:
-            return
-        ours_N = scores.logps_N.detach() if batch.old_logps_N is None else batch.old_logps_N
-        difference_N = (ours_N - batch.sampler_logps_N).abs()
-        metrics.add("sampling/sampling_logp_difference/mean", difference_N.mean().item(), batch.tokens)
-        metrics.add("sampling/sampling_logp_difference/max", difference_N.max().item(), how="max")
+    def old_logps(self, batch: MicroBatch) -> Tensor | None:
+        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
+        return None if self.collector.on_policy else batch.old_logps_N
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""

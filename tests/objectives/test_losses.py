@@ -7,15 +7,8 @@ import math
 import pytest
 import torch
 
-from agentrl.objectives.losses import (
-    LOSS_TYPES,
-    Denominators,
-    clipped_surrogate,
-    log_ratios,
-    rloo_loss,
-    row_loss,
-    token_loss,
-)
+from agentrl.objectives.aggregation import AGGREGATIONS, Denominators, row_loss, token_loss
+from agentrl.objectives.losses import clipped_surrogate, log_ratios, rloo_loss
 from agentrl.objectives.segments import row_counts
 
 
@@ -103,9 +96,17 @@ class TestTokenLoss:
 
     def test_counts_are_those_of_the_step(self):
         counts = Denominators(rows=8, tokens=40, micro_batches=4, world_size=2)
-        losses = {name: token_loss(LOSS, ROW, 3, name, counts, max_completion_length=10).item() for name in LOSS_TYPES}
+        losses = {
+            name: token_loss(LOSS, ROW, 3, name, counts, max_completion_length=10).item() for name in AGGREGATIONS
+        }
         assert losses == pytest.approx(
-            {"grpo": 2 * 5 / 8, "dapo": 2 * 11 / 40, "bnpo": 2 * 11 / 4 / 4, "dr_grpo": 2 * 11 / 80}
+            {
+                **dict.fromkeys(("grpo", "sapo"), 2 * 5 / 8),
+                **dict.fromkeys(("dapo", "cispo", "vespo"), 2 * 11 / 40),
+                "bnpo": 2 * 11 / 4 / 4,
+                "dr_grpo": 2 * 11 / 80,
+                "luspo": 2 * 11 / 8,
+            }
         )
 
     @pytest.mark.parametrize("pad_rows", [0, 1, 5])
@@ -123,7 +124,7 @@ class TestTokenLoss:
         loss = token_loss(vector(3, 3, 3, 3), torch.zeros(4).long(), 1, "dapo", counts, max_completion_length=4)
         assert loss.item() == 3
 
-    @pytest.mark.parametrize("loss_type", LOSS_TYPES)
+    @pytest.mark.parametrize("loss_type", AGGREGATIONS)
     @pytest.mark.parametrize("counts", [Denominators(0, 0, 0), Denominators(4, 20, 2, 2)])
     def test_i04_i09_nothing_trained_is_zero_and_runs_backward(self, loss_type, counts):
         logps = vector(-1, -2).requires_grad_()
