@@ -142,7 +142,7 @@ def sapo_loss(log_ratio_N: Tensor, advantages_N: Tensor, temperature_pos: float,
     Returns:
         (N,).
     """
-    tau_N = torch.where(advantages_N > 0, temperature_pos, temperature_neg).to(log_ratio_N)
+    tau_N = torch.full_like(log_ratio_N, temperature_neg).masked_fill(advantages_N > 0, temperature_pos)
     return -(4 / tau_N) * torch.sigmoid(tau_N * (log_ratio_N.exp() - 1)) * advantages_N
 
 
@@ -176,8 +176,8 @@ def vespo_loss(
     """
     log_w_N = log_weight_R.detach()[row_N]
     positive_N = advantages_N >= 0
-    k_N = torch.where(positive_N, k_pos, k_neg).to(logps_N)
-    lambda_N = torch.where(positive_N, lambda_pos, lambda_neg).to(logps_N)
+    k_N = torch.full_like(log_w_N, k_neg).masked_fill(positive_N, k_pos)
+    lambda_N = torch.full_like(log_w_N, lambda_neg).masked_fill(positive_N, lambda_pos)
     # In log space: where w overflows, phi is exp(-inf) = 0 as it should be.
     phi_N = (k_N * log_w_N + lambda_N * (1 - log_w_N.exp())).exp()
     return WeightedLoss(-phi_N * advantages_N * logps_N, phi_N)
