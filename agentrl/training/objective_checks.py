@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 UNCLIPPED = ("sapo", "vespo")
 """Loss types without a clipped ratio."""
 
+WITHOUT_EPSILON = (*UNCLIPPED, "cispo")
+"""Loss types without the clipped surrogate and its bounds around 1."""
+
 
 def check_objective(args: GRPOConfig) -> None:
     """Check the loss type and what qualifies it.
@@ -41,11 +44,13 @@ def check_objective(args: GRPOConfig) -> None:
 
 
 def _check_bounds(args: GRPOConfig) -> None:
-    """Check epsilon_high and delta against each other and the loss type."""
+    """Check epsilon, epsilon_high and delta against each other and the loss type."""
     loss_type, high, delta = args.loss_type, args.epsilon_high, args.delta
+    if args.epsilon != type(args).epsilon and loss_type in WITHOUT_EPSILON:
+        raise ConfigurationError(f"epsilon={args.epsilon} does nothing with loss_type={loss_type!r}; leave it out.")
     if high is not None and loss_type in UNCLIPPED:
         raise ConfigurationError(f"epsilon_high={high} does nothing with loss_type={loss_type!r}, which does not clip.")
-    if delta is not None and loss_type in (*UNCLIPPED, "cispo"):
+    if delta is not None and loss_type in WITHOUT_EPSILON:
         raise ConfigurationError(
             f"delta={delta} does nothing with loss_type={loss_type!r}; it bounds the clipped losses (grpo, dapo, ...)."
         )

@@ -144,6 +144,8 @@ CONTRADICTIONS = [
     ({"delta": 4.0, "loss_type": "cispo"}, "loss_type"),
     ({"delta": 4.0, "loss_type": "sapo"}, "loss_type"),
     ({"delta": 4.0, "loss_type": "vespo"}, "loss_type"),
+    ({"epsilon": 0.1, "loss_type": "sapo"}, "loss_type"),
+    ({"epsilon": 0.1, "loss_type": "cispo"}, "loss_type"),
     ({"epsilon_high": 0.3, "loss_type": "sapo"}, "loss_type"),
     ({"epsilon_high": 0.3, "loss_type": "vespo"}, "loss_type"),
     ({"epsilon_high": 0.0, "loss_type": "cispo"}, "cispo"),

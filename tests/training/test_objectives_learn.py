@@ -25,7 +25,7 @@ from agentrl.testing.tokenizers import EOS
 from agentrl.types import FinishReason, Sample
 from tests.objectives import reference
 from tests.objectives.reference import Row, Settings
-from tests.training.runs import distance, first_fast, logged, make_trainer, rows, small_model, step_logs, weights
+from tests.training.runs import distance, first_fast, local, logged, make_trainer, rows, small_model, step_logs, weights
 from tests.training.worlds import run_world
 
 RATE = 0.5
@@ -211,6 +211,48 @@ def test_rloo_learns_what_the_formula_says(normalize, tmp_path):
     expected = learn(gradients)
     assert distance(expected, small_model().state_dict()) > 1e-3
     assert distance(weights(trainer), expected) < 1e-6
+
+
+# What the model itself sampled ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["token_mask", "sequence_truncate"])
+def test_exact_sampling_has_weight_1(mode, tmp_path):
+    trainer = make_trainer("grpo", tmp_path, generator=local, vllm_importance_sampling_mode=mode)
+    trainer.train()
+    for end in ("min", "mean", "max"):
+        assert logged(trainer, f"sampling/importance_sampling_ratio/{end}") == pytest.approx([1.0, 1.0], abs=1e-4)
+
+
+def test_dropout_is_no_difference_between_sampler_and_trainer(tmp_path):
+    """Nothing is dropped while sampling: the trainer compares a pass without dropout, and trains one with it."""
+    options = {"model": small_model(attention_dropout=0.5), "generator": local, "max_steps": 1, "epsilon": 0.0}
+    trainer = make_trainer("grpo", tmp_path, **options)
+    trainer.train()
+    for end in ("min", "mean", "max"):
+        assert logged(trainer, f"sampling/importance_sampling_ratio/{end}") == pytest.approx([1.0], abs=1e-4)
+    assert logged(trainer, "clip_ratio/region_mean") == [0.0], "on-policy the ratio is 1, whatever is dropped"
+
+
+def test_rollouts_without_logprobs_are_not_corrected(tmp_path):
+    """J04: what is missing, as a whole or for some tokens, is no difference and no NaN."""
+
+    def train_with(folder: Path, logprobs: Any, **options: Any) -> dict[str, torch.Tensor]:
+        def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+            return {"prompt_ids": [PROMPT] * 4, "completion_ids": COMPLETIONS[:4], "logprobs": logprobs}
+
+        trainer = make_trainer(
+            "grpo", folder, keywords={"rollout_func": rollout}, max_steps=1, optim="sgd", learning_rate=RATE, **options
+        )
+        trainer.train()
+        assert all(math.isfinite(log["loss"]) for log in step_logs(trainer))
+        return weights(trainer)
+
+    plain = train_with(tmp_path / "0", None, vllm_importance_sampling_correction=False)
+    assert distance(train_with(tmp_path / "1", None), plain) == 0
+    assert distance(train_with(tmp_path / "2", [None] * 4), plain) == 0
+    single = [[None] * len(ids) for ids in COMPLETIONS[:4]]
+    assert distance(train_with(tmp_path / "3", single), plain) == 0
 
 
 # Several processes ----------------------------------------------------------------------------------------------
