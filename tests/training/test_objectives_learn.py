@@ -273,7 +273,7 @@ def train_restricted(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The second group of the first step has no reward: of two processes one has nothing to train on."""
 
     def reward(completion_ids: list[list[int]], row: list[int], **_: Any) -> list[float | None]:
-        return [None if r == 1 else sum(ids) % 7.0 for r, ids in zip(row, completion_ids, strict=True)]
+        return [None if r == 1 else sum(ids) % 97 / 10 for r, ids in zip(row, completion_ids, strict=True)]
 
     trainer = make_trainer(
         "grpo",
@@ -292,7 +292,7 @@ def train_restricted(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 
 RESTRICTED = {
-    "entropy": {"loss_type": "cispo", "top_entropy_quantile": 0.4, "vllm_importance_sampling_mode": "token_truncate"},
+    "entropy": {"loss_type": "cispo", "top_entropy_quantile": 0.0, "vllm_importance_sampling_mode": "token_truncate"},
     "off-policy": {
         "loss_type": "vespo",
         "off_policy_mask_threshold": 0.05,
