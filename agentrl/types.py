@@ -59,7 +59,7 @@ class Sample:
 
     Attributes:
         ids: The sampled ids, the stop token included when there is one.
-        logprobs: The logprob of each id under the distribution it was drawn from.
+        logprobs: The logprob of each id under the distribution it was drawn from, NaN where it is not known.
         finish: Why sampling stopped.
         weights_version: The version of the weights that drew it.
     """

@@ -22,6 +22,9 @@ import torch
 from transformers import TrainingArguments
 
 from agentrl.errors import ConfigurationError
+from agentrl.objectives.aggregation import AGGREGATIONS
+from agentrl.training.objective_checks import check_objective
+from agentrl.training.objective_checks import require as _require
 
 _VLLM = "generation through vLLM is not part of this version; leave use_vllm=False"
 _LATER_LOSS = "this objective is not part of this version"
@@ -30,10 +33,6 @@ _OWN_LOSS = "the objective is computed by agentrl, not from labels"
 REFUSED: dict[str, str] = {
     "use_vllm": _VLLM,
     "vllm_structured_outputs_regex": _VLLM,
-    "vllm_importance_sampling_clip_min": _VLLM,
-    "vllm_importance_sampling_cap": _VLLM,
-    "off_policy_mask_threshold": _LATER_LOSS,
-    "top_entropy_quantile": _LATER_LOSS,
     "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
@@ -49,9 +48,11 @@ REFUSED: dict[str, str] = {
 }
 """Arguments that only work at their default in this version, and why. (A test walks all fields.)"""
 
-LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo")
+CISPO_WEIGHT = 5.0
+"""What epsilon_high is with loss_type="cispo" unless given, as ScaleRL recommends."""
+
 SCALE_REWARDS = ("group", "batch", "none")
-AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
+REWARD_AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 
 def _arg(default: Any, text: str) -> Any:
@@ -147,7 +148,9 @@ class RolloutConfig(TrainingArguments):
     beta: float = _arg(0.0, "KL coefficient; 0.0 loads no reference model.")
     num_iterations: int = _arg(1, "Times each generated batch is trained on.")
     epsilon: float = _arg(0.2, "Lower clip range of the probability ratio.")
-    epsilon_high: float | None = _arg(None, "Upper clip range; default: epsilon.")
+    epsilon_high: float | None = _arg(
+        None, "Upper clip range; default: epsilon. With cispo the largest importance weight; default: 5.0."
+    )
     reward_weights: list[float] | None = _arg(None, "A weight for each reward function; default: 1.0 each.")
     mask_truncated_completions: bool = _arg(False, "Leave truncated completions out of the loss.")
     sync_ref_model: bool = _arg(False, "Mix the policy into the reference model now and then; needs beta.")
@@ -178,6 +181,11 @@ class RolloutConfig(TrainingArguments):
         self._refuse_unsupported()
         self._check_ranges()
         self._derive_batch_sizes()
+
+    @property
+    def upper_clip(self) -> float:
+        """The effective `epsilon_high`."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property
     def eval_generations(self) -> int:
@@ -219,6 +227,8 @@ class RolloutConfig(TrainingArguments):
         _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
         _require(self.num_iterations >= 1, "num_iterations", self.num_iterations, "at least 1")
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "0 or more")
+        high = self.epsilon_high
+        _require(high is None or high >= 0, "epsilon_high", high, "None, 0 or more")
         _require(self.beta >= 0, "beta", self.beta, "0 or more")
         length = self.max_completion_length
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
@@ -280,7 +290,9 @@ class GRPOConfig(RolloutConfig):
     cast_lm_head_to_fp32: bool = _arg(
         False, "Keep and run the language-model head in float32; for models whose embeddings are not tied."
     )
-    delta: float | None = _arg(None, "Second upper clip of the ratio (INTELLECT-2), above 1 + epsilon.")
+    delta: float | None = _arg(
+        None, "Bound of the ratio where it is not clipped (INTELLECT-2), above 1 + epsilon_high."
+    )
     sapo_temperature_neg: float = _arg(1.05, "SAPO: temperature of tokens with advantage <= 0.")
     sapo_temperature_pos: float = _arg(1.0, "SAPO: temperature of tokens with advantage > 0.")
     vespo_k_pos: float = _arg(2.0, "VESPO: power for positive advantages.")
@@ -295,8 +307,10 @@ class GRPOConfig(RolloutConfig):
         1.0, "Where turns have rewards: factor for each turn between a reward and the turn credited with it."
     )
     scale_rewards: str = _arg("group", "Divide advantages by the std of the `group`, the `batch`, or `none`.")
-    loss_type: str = _arg("dapo", f"One of {', '.join(LOSS_TYPES)}.")
-    top_entropy_quantile: float = _arg(1.0, "Train on the tokens of highest entropy only.")
+    loss_type: str = _arg("dapo", f"One of {', '.join(AGGREGATIONS)}.")
+    top_entropy_quantile: float = _arg(
+        1.0, "Share of the tokens, those of highest entropy, that the policy loss keeps."
+    )
     entropy_coef: float = _arg(0.0, "Weight of the entropy bonus, the first one when it is adapted.")
     use_adaptive_entropy: bool = _arg(
         False, "Adapt that weight after each optimizer step (Skywork-OR1), and apply it at or below the target only."
@@ -305,16 +319,29 @@ class GRPOConfig(RolloutConfig):
     entropy_coef_max: float = _arg(1.0, "With use_adaptive_entropy: upper bound of the weight.")
     entropy_coef_delta: float = _arg(0.005, "With use_adaptive_entropy: how far it moves in a step.")
     entropy_target: float = _arg(0.2, "With use_adaptive_entropy: the entropy aimed at, in nats a token.")
-    vllm_importance_sampling_correction: bool = _arg(True, "Correct for vLLM's logprobs.")
-    vllm_importance_sampling_mode: str = _arg("sequence_mask", "How.")
-    vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Upper bound of the correction.")
-    vllm_importance_sampling_clip_min: float | None = _arg(None, "Lower bound of the correction.")
-    off_policy_mask_threshold: float | None = _arg(None, "Mask rows that are too far off policy.")
+    vllm_importance_sampling_correction: bool = _arg(
+        True, "Weigh the loss by how the trainer's logprobs differ from the sampler's, whatever sampled."
+    )
+    vllm_importance_sampling_mode: str = _arg(
+        "sequence_mask", "`token_truncate`, `token_mask`, `sequence_truncate` or `sequence_mask`."
+    )
+    vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Largest weight; None: no bound.")
+    vllm_importance_sampling_clip_min: float | None = _arg(None, "Smallest weight; None: no bound.")
+    off_policy_mask_threshold: float | None = _arg(
+        None, "Leave out rows of negative advantage that have drifted by more nats a token."
+    )
     use_bias_correction_kl: bool = _arg(True, "Weight the KL term by the importance ratio (DeepSeek-V3.2).")
     log_completions_hub_repo: str | None = _arg(None, "Hub repository for completions.")
     vllm_importance_sampling_cap: float | None = _arg(None, "Deprecated: vllm_importance_sampling_clip_max.")
 
     def __post_init__(self) -> None:
+        if self.vllm_importance_sampling_cap is not None:
+            warnings.warn(
+                "vllm_importance_sampling_cap is deprecated; use vllm_importance_sampling_clip_max",
+                FutureWarning,
+                stacklevel=3,
+            )
+            self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
         super().__post_init__()
         _require(
@@ -323,18 +350,22 @@ class GRPOConfig(RolloutConfig):
             self.scale_rewards,
             f"one of {SCALE_REWARDS}",
         )
-        _require(self.loss_type in LOSS_TYPES, "loss_type", self.loss_type, f"one of {LOSS_TYPES}")
-        level = self.importance_sampling_level
-        _require(level in ("token", "sequence"), "importance_sampling_level", level, "'token' or 'sequence'")
-        if self.loss_type == "dr_grpo":
-            length = self.max_completion_length
-            _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
-        _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
+        check_objective(self)
         self._check_rewards_and_entropy()
+
+    @property
+    def upper_clip(self) -> float:
+        """The effective `epsilon_high`."""
+        return CISPO_WEIGHT if self.loss_type == "cispo" and self.epsilon_high is None else super().upper_clip
 
     def _check_rewards_and_entropy(self) -> None:
         aggregation, discount = self.multi_objective_aggregation, self.turn_discount
-        _require(aggregation in AGGREGATIONS, "multi_objective_aggregation", aggregation, f"one of {AGGREGATIONS}")
+        _require(
+            aggregation in REWARD_AGGREGATIONS,
+            "multi_objective_aggregation",
+            aggregation,
+            f"one of {REWARD_AGGREGATIONS}",
+        )
         if aggregation == "normalize_then_sum":
             scale = self.scale_rewards
             _require(scale == "group", "scale_rewards", scale, "'group', as normalize_then_sum scales by definition")
@@ -364,11 +395,6 @@ class RLOOConfig(RolloutConfig):
         clip = self.reward_clip_range
         valid = clip is None or (len(clip) == 2 and clip[0] < clip[1])
         _require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
-
-
-def _require(condition: bool, name: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{name}={value!r}: expected {expected}.")
 
 
 def _default(spec: dataclasses.Field[Any]) -> Any:

@@ -28,7 +28,7 @@ from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
-from agentrl.training.generators import generator_of, sampling_of
+from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
@@ -49,6 +49,7 @@ class Collector:
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
         signals: What the members of a group are compared by, see `RolloutTrainer.signals`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
+        corrects_sampler: Whether the loss is to be corrected for what the sampler's logprobs differ by, where they do.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
         tools: Standalone tools.
@@ -72,6 +73,7 @@ class Collector:
         advantages: Callable[[BatchRewards, Tensor | None], Tensor],
         signals: Callable[[BatchRewards], Tensor],
         needs_kl: bool,
+        corrects_sampler: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
         tools: Sequence[Callable[..., Any]],
@@ -105,6 +107,8 @@ class Collector:
                 else generator(policy)
             )
             self._owns_generator = True
+        exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
+        self.corrects_sampler = corrects_sampler and not exact
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
@@ -302,15 +306,20 @@ class Collector:
         return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
 
     @property
-    def _needs_old_logps(self) -> bool:
-        """Whether the policy that sampled a window is not the one that is trained on all of it.
+    def on_policy(self) -> bool:
+        """Whether the policy that sampled a window is the one that is trained on all of it.
 
         When whole windows fit into each optimizer step, nothing is learned between sampling and the backward pass.
         """
         args = self.args
         assert args.steps_per_generation is not None
-        whole = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-        return not whole or self._needs_kl
+        return args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+
+    @property
+    def _needs_old_logps(self) -> bool:
+        """Whether the scores of the backward pass cannot stand for those of the policy that sampled."""
+        # Dropout is off while sampling; with it, a training pass differs from the sampler by more than rounding.
+        return not self.on_policy or self._needs_kl or (self.corrects_sampler and has_dropout(self.model))
 
     # Over all processes -------------------------------------------------------------------------------------
 
@@ -355,6 +364,15 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a training pass of the model is random, by a dropout module or by attention's own probability."""
+    probabilities = (
+        module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", None)
+        for module in model.modules()
+    )
+    return any(isinstance(p, float) and p > 0 for p in probabilities)
 
 
 def _common_columns(datasets: Sequence[Any]) -> set[str] | None:

@@ -46,11 +46,13 @@ class Scores(NamedTuple):
         logps_N: Logprob of each target.
         entropy_N: Entropy in nats of the distribution it was drawn from; empty when not asked for.
         router_loss: Auxiliary loss of a mixture-of-experts model, a scalar; None when not asked for.
+        selected_N: Which targets the policy loss is about, bool; None for all. The trainer says so.
     """
 
     logps_N: Tensor
     entropy_N: Tensor
     router_loss: Tensor | None = None
+    selected_N: Tensor | None = None
 
 
 def score(

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import Environments, check_rows, check_sources
@@ -42,6 +42,7 @@ from agentrl.training.data import (
 from agentrl.training.draws import redraw_from
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
+from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
@@ -131,6 +132,7 @@ class RolloutTrainer(Trainer):
             advantages=self.advantages,
             signals=self.signals,
             needs_kl=self.penalises_kl_in_reward,
+            corrects_sampler=self.corrects_sampler,
             reward_funcs=rewards,
             reward_processing_classes=reward_processing_classes,
             tools=tools or [],
@@ -174,6 +176,15 @@ class RolloutTrainer(Trainer):
     @property
     def penalises_kl_in_reward(self) -> bool:
         """Whether `advantages` needs the KL of each row."""
+        return False
+
+    def selected(self, scores: Scores) -> Tensor | None:
+        """Which targets the policy loss is about, bool (N,); None for all. Every process calls it together."""
+        return None
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether `loss` weighs what the trainer and the sampler make of the same tokens."""
         return False
 
     # Data ---------------------------------------------------------------------------------------------------
@@ -265,10 +276,11 @@ class RolloutTrainer(Trainer):
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
         if inputs.tokens:
-            self._compare_with_sampler(scores, inputs, metrics)
+            sampler_metrics(scores, inputs, metrics)
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
         counts = inputs.denominators
         assert counts is not None
+        scores = scores._replace(selected_N=self.selected(scores))
         loss = self.loss(scores, inputs, counts, metrics)
         return self.regularization.add(loss, scores, inputs, counts, metrics, train=model.training)
 
@@ -370,14 +382,9 @@ class RolloutTrainer(Trainer):
         )
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
-    def _compare_with_sampler(self, scores: Scores, batch: MicroBatch, metrics: MetricStore) -> None:
-        """Log how far the trainer's logprobs are from the sampler's, for the weights that sampled."""
-        if batch.sampler_logps_N is None:
-            return
-        ours_N = scores.logps_N.detach() if batch.old_logps_N is None else batch.old_logps_N
-        difference_N = (ours_N - batch.sampler_logps_N).abs()
-        metrics.add("sampling/sampling_logp_difference/mean", difference_N.mean().item(), batch.tokens)
-        metrics.add("sampling/sampling_logp_difference/max", difference_N.max().item(), how="max")
+    def old_logps(self, batch: MicroBatch) -> Tensor | None:
+        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
+        return None if self.collector.on_policy else batch.old_logps_N
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""

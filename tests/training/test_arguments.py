@@ -118,6 +118,17 @@ WRONG = [
     ("max_tool_calling_iterations", -1),
     ("pad_to_multiple_of", "some"),
     ("beta", -1.0),
+    ("epsilon_high", -0.1),
+    ("sapo_temperature_pos", 0.0),
+    ("sapo_temperature_neg", -1.0),
+    ("vespo_k_pos", 0.0),
+    ("vespo_lambda_neg", 0.0),
+    ("top_entropy_quantile", 1.5),
+    ("top_entropy_quantile", -0.1),
+    ("off_policy_mask_threshold", 0.0),
+    ("vllm_importance_sampling_mode", "row_mask"),
+    ("vllm_importance_sampling_clip_min", -1.0),
+    ("vllm_importance_sampling_clip_max", 0.0),
 ]
 
 
@@ -125,6 +136,83 @@ WRONG = [
 def test_a_wrong_value_is_refused_by_name(name, value, tmp_path):
     with pytest.raises(ConfigurationError, match=rf"^{name}="):
         make(GRPOConfig, tmp_path, **{name: value})
+
+
+CONTRADICTIONS = [
+    ({"delta": 1.2}, "epsilon_high"),
+    ({"delta": 1.25, "epsilon_high": 0.28}, "epsilon_high"),
+    ({"delta": 4.0, "loss_type": "cispo"}, "loss_type"),
+    ({"delta": 4.0, "loss_type": "sapo"}, "loss_type"),
+    ({"delta": 4.0, "loss_type": "vespo"}, "loss_type"),
+    ({"epsilon": 0.1, "loss_type": "sapo"}, "loss_type"),
+    ({"epsilon": 0.1, "loss_type": "cispo"}, "loss_type"),
+    ({"epsilon_high": 0.3, "loss_type": "sapo"}, "loss_type"),
+    ({"epsilon_high": 0.3, "loss_type": "vespo"}, "loss_type"),
+    ({"epsilon_high": 0.0, "loss_type": "cispo"}, "cispo"),
+    ({"importance_sampling_level": "sequence", "loss_type": "vespo"}, "loss_type"),
+    (
+        {"vllm_importance_sampling_clip_min": 3.0, "vllm_importance_sampling_clip_max": 2.0},
+        "vllm_importance_sampling_clip_max",
+    ),
+    (
+        {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": None},
+        "vllm_importance_sampling_clip_max",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "other"), CONTRADICTIONS)
+def test_arguments_of_the_objective_that_contradict_each_other_are_both_named(given, other, tmp_path):
+    with pytest.raises(ConfigurationError, match=rf"^{next(iter(given))}=.*{other}"):
+        make(GRPOConfig, tmp_path, **given)
+
+
+DOUBTFUL = [
+    {"loss_type": "luspo"},
+    {"loss_type": "dapo", "importance_sampling_level": "sequence"},
+    {"loss_type": "bnpo", "importance_sampling_level": "sequence"},
+    {"loss_type": "dr_grpo", "importance_sampling_level": "sequence"},
+    {"loss_type": "cispo", "importance_sampling_level": "sequence"},
+    {"epsilon_high": 0.28, "loss_type": "cispo"},
+]
+
+
+@pytest.mark.parametrize("given", DOUBTFUL)
+def test_what_is_probably_not_meant_is_said(given, tmp_path):
+    with pytest.warns(UserWarning, match=f"loss_type='{given['loss_type']}'"):
+        make(GRPOConfig, tmp_path, **given)
+
+
+PUBLISHED = [
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    {"loss_type": "sapo", "importance_sampling_level": "sequence"},
+    {"loss_type": "vespo"},
+    {"loss_type": "cispo", "epsilon_high": 5.0},
+    {"delta": 1.3, "epsilon_high": 0.28},
+    {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": None},
+]
+
+
+@pytest.mark.parametrize("given", PUBLISHED)
+def test_the_published_objectives_make_no_noise(given, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(GRPOConfig, tmp_path, **given)
+
+
+def test_the_upper_bound_follows_the_loss_type(tmp_path):
+    """The documentation gives epsilon_high=None two meanings: epsilon, and with cispo the weight 5."""
+    assert make(GRPOConfig, tmp_path, epsilon=0.1).upper_clip == 0.1
+    assert make(GRPOConfig, tmp_path, epsilon_high=0.28).upper_clip == 0.28
+    assert make(GRPOConfig, tmp_path, loss_type="cispo").upper_clip == 5.0
+    assert make(RLOOConfig, tmp_path, epsilon=0.1).upper_clip == 0.1
+
+
+def test_the_old_name_of_the_largest_weight_is_mapped_with_a_warning(tmp_path):
+    with pytest.warns(FutureWarning, match="vllm_importance_sampling_clip_max"):
+        config = make(GRPOConfig, tmp_path, vllm_importance_sampling_cap=2.0)
+    assert config.vllm_importance_sampling_clip_max == 2.0
 
 
 def test_dr_grpo_needs_a_length_to_divide_by(tmp_path):
