@@ -9,7 +9,6 @@ loss divides by is counted over all of them and all processes. Everything after 
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -25,20 +24,12 @@ from agentrl.generation.base import Generator
 from agentrl.objectives.losses import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
+from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
 from agentrl.training.checks import Environments, check_rows, check_sources
 from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
-from agentrl.training.data import (
-    EmptyRows,
-    Schedule,
-    ScheduledStep,
-    ScheduleLoader,
-    Stream,
-    evaluation_shape,
-    make_loader,
-    make_tasks,
-    training_shape,
-)
+from agentrl.training.data import ScheduledStep, evaluation_shape, make_tasks, training_shape
+from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training_loader
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.rewards import reward_sources
@@ -139,6 +130,7 @@ class RolloutTrainer(Trainer):
         self._metrics = {True: MetricStore(), False: MetricStore()}
         self._completions = {True: CompletionLog(), False: CompletionLog()}
         self._window: Window | None = None
+        self._resumed_from: str | None = None
         self._step_started = time.perf_counter()
         self._parameters = self.model.num_parameters()
 
@@ -167,24 +159,7 @@ class RolloutTrainer(Trainer):
 
     def get_train_dataloader(self) -> ScheduleLoader:
         """Return the loader of training steps; rows come in the order that `training.data` documents."""
-        args, shape = self.args, training_shape(self.args)
-        rows = self._visible_columns(self.train_dataset)
-        if isinstance(rows, datasets.IterableDataset):
-            schedule: Schedule | Stream = Stream(rows, shape)
-        else:
-            if rows is None:
-                windows = math.ceil(args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window)
-                rows = EmptyRows(windows * shape.prompts)
-            seed = args.seed if args.data_seed is None else args.data_seed
-            schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
-        return make_loader(
-            schedule,
-            workers=args.dataloader_num_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            persistent_workers=args.dataloader_persistent_workers,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
-            in_order=args.dataloader_in_order,
-        )
+        return training_loader(self.train_dataset, self.args)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> ScheduleLoader:
         """Return the loader of evaluation windows; every row is played `num_generations_eval` times."""
@@ -193,11 +168,7 @@ class RolloutTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ConfigurationError("evaluation needs an eval_dataset.")
-        rows = self._visible_columns(dataset)
-        if isinstance(rows, datasets.IterableDataset):
-            rows = list(rows)
-        schedule = Schedule(rows, evaluation_shape(self.args), seed=self.args.seed, shuffle=False, keep_last=True)
-        return make_loader(schedule)
+        return evaluation_loader(dataset, self.args)
 
     def get_test_dataloader(self, test_dataset: Any) -> ScheduleLoader:
         """Return the loader of `predict`, which plays a dataset as evaluation does."""
@@ -206,11 +177,6 @@ class RolloutTrainer(Trainer):
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of rows behind a loader."""
         return getattr(dataloader.dataset, "num_rows", 0)
-
-    def _visible_columns(self, dataset: Any) -> Any:
-        if dataset is None or not self.args.remove_unused_columns or dataset.column_names is None:
-            return dataset
-        return dataset.select_columns([c for c in dataset.column_names if c in ("prompt", "environment")])
 
     # Training -----------------------------------------------------------------------------------------------
 
@@ -223,6 +189,7 @@ class RolloutTrainer(Trainer):
         for _ in range(num_batches):
             if (step := next(epoch_iterator, None)) is None:
                 break
+            self._load_rng_state(self._resumed_from)
             batches.append(self._micro_batch(step))
         counts = self._count(batches)
         tokens = torch.tensor(counts.tokens, device=device)
@@ -306,18 +273,54 @@ class RolloutTrainer(Trainer):
         """Close environments, threads and the generator; whatever needs them later starts them again."""
         self.collector.close()
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder, or True for the last one of `output_dir` that was written
+                whole.
+            *args: As of `transformers.Trainer.train`.
+            **kwargs: The same.
+
+        Raises:
+            ConfigurationError: There is no checkpoint to resume from.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete(self.args.output_dir or ".")
+            if resume_from_checkpoint is None:
+                raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
+        checkpoint = resume_from_checkpoint or None
         # What an earlier call left belongs to other weights and other steps.
-        self._window = None
-        self._metrics[True] = MetricStore()
+        in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
+        self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
         self._completions[True].clear()
         self.collector.weights_changed()
         try:
-            return super().train(*args, **kwargs)
+            return super().train(checkpoint, *args, **kwargs)
         finally:
             self.is_in_train = False
             self.close()
+
+    # Saving and resuming ------------------------------------------------------------------------------------
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""
+        super()._save_rng_state(output_dir)
+        save_in_flight(output_dir, InFlight(self._window, self._metrics[True]), training_shape(self.args))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Restore the random states once, before the first rollouts: `transformers` would do it after them."""
+        if self._resumed_from is not None:
+            super()._load_rng_state(checkpoint)
+            self._resumed_from = None
+
+    def _load_in_flight(self, checkpoint: str) -> InFlight:
+        if self.args.ignore_data_skip:  # the epoch begins anew, and so do its windows
+            return InFlight()
+        state = load_in_flight(checkpoint, training_shape(self.args))
+        if self.args.world_size > 1 and len(set(gather_object([state.window and state.window.identity]))) > 1:
+            return InFlight()  # some processes lack their share, so all play the window again
+        return state
 
     # Helpers ------------------------------------------------------------------------------------------------
 
@@ -332,7 +335,10 @@ class RolloutTrainer(Trainer):
                 identity=step.window,
             )
             self._note(self._window, train=True)
-        return self._window.batches[step.slot]
+        batch = self._window.batches[step.slot]
+        if step.last:
+            self._window = None
+        return batch
 
     def _count(self, batches: Sequence[MicroBatch]) -> Denominators:
         local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]

@@ -6,7 +6,8 @@ import datasets
 import pytest
 
 from agentrl.errors import ConfigurationError
-from agentrl.training.data import EmptyRows, Schedule, Shape, Stream, make_loader, make_tasks
+from agentrl.training.data import EmptyRows, Schedule, Shape, Stream, make_tasks
+from agentrl.training.loaders import make_loader
 
 SHAPE = Shape(prompts=2, generations=2, steps=2, iterations=1)
 
