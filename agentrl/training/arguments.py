@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from agentrl.errors import ConfigurationError
 
@@ -31,7 +32,6 @@ REFUSED: dict[str, str] = {
     "use_vllm": _VLLM,
     "vllm_structured_outputs_regex": _VLLM,
     "vllm_importance_sampling_clip_min": _VLLM,
-    "vllm_importance_sampling_cap": _VLLM,
     "router_aux_loss_coef": "the auxiliary loss of mixture-of-experts models is not part of this version",
     "cast_lm_head_to_fp32": "not part of this version; load the model in float32 with model_init_kwargs instead",
     "multi_objective_aggregation": _LATER_LOSS,
@@ -48,6 +48,8 @@ REFUSED: dict[str, str] = {
     "train_sampling_strategy": "rows are drawn in groups; use shuffle_dataset to switch shuffling off",
     "length_column_name": "rows are drawn in groups, not by length",
     "auto_find_batch_size": "groups would be cut differently; set per_device_train_batch_size",
+    "dataloader_drop_last": "training leaves a last window that is not full out always, evaluation plays it always",
+    "average_tokens_across_devices": "the loss divides by what all processes have together, always",
     "include_num_input_tokens_seen": "the metric num_tokens counts them always",
     "fsdp": "sharded training is not part of this version",
     "deepspeed": "sharded training is not part of this version",
@@ -198,6 +200,12 @@ class RolloutConfig(TrainingArguments):
             value = getattr(self, spec.name)
             if value not in (_default(spec), None, [], "no"):
                 raise ConfigurationError(f"{spec.name}={value!r} is refused: {reason}.")
+        usual = AcceleratorConfig()
+        for name in ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking"):
+            if getattr(self.accelerator_config, name) != getattr(usual, name):
+                raise ConfigurationError(
+                    f"accelerator_config: {name} is refused: it is about loaders of rows; agentrl cuts windows itself."
+                )
 
     def _check_ranges(self) -> None:
         self.num_generations = 1 if self.num_generations is None else self.num_generations
@@ -224,6 +232,8 @@ class RolloutConfig(TrainingArguments):
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
         iterations = self.max_tool_calling_iterations
         _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
+        if isinstance(self.pad_to_multiple_of, str) and self.pad_to_multiple_of.isdigit():
+            self.pad_to_multiple_of = int(self.pad_to_multiple_of)  # as a command line gives it
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
@@ -299,7 +309,15 @@ class GRPOConfig(RolloutConfig):
     vllm_importance_sampling_cap: float | None = _arg(None, "Deprecated: vllm_importance_sampling_clip_max.")
 
     def __post_init__(self) -> None:
-        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
+        switches = {"True": "group", "False": "none"}  # TRL's older values; a command line gives them as text
+        self.scale_rewards = switches.get(str(self.scale_rewards), self.scale_rewards)
+        if self.vllm_importance_sampling_cap is not None:
+            warnings.warn(
+                "vllm_importance_sampling_cap is deprecated; use vllm_importance_sampling_clip_max",
+                FutureWarning,
+                stacklevel=3,
+            )
+            self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
         super().__post_init__()
         _require(
             self.scale_rewards in SCALE_REWARDS,
@@ -323,13 +341,15 @@ class RLOOConfig(RolloutConfig):
     num_generations: int | None = _arg(2, "Completions sampled for each prompt: the group size.")
     beta: float = _arg(0.05, "KL coefficient, applied in the reward; 0.0 loads no reference model.")
     normalize_advantages: bool = _arg(False, "Give the advantages of a generation batch mean 0 and std 1.")
-    reward_clip_range: tuple[float, float] | None = _arg(None, "Clip the total reward to (min, max).")
+    # A list, so that a command line can give two numbers; a tuple is as good.
+    reward_clip_range: list[float] | None = _arg(None, "Clip the total reward to (min, max).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         clip = self.reward_clip_range
         valid = clip is None or (len(clip) == 2 and clip[0] < clip[1])
         _require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
+        self.reward_clip_range = None if clip is None else list(clip)
 
 
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
