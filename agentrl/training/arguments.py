@@ -40,7 +40,6 @@ REFUSED: dict[str, str] = {
     "entropy_coef": _LATER_LOSS,
     "use_adaptive_entropy": _LATER_LOSS,
     "sync_ref_model": "mixing the reference model is not part of this version",
-    "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
     "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
@@ -332,6 +331,11 @@ class GRPOConfig(RolloutConfig):
             length = self.max_completion_length
             _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
         _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
+        if self.log_completions_hub_repo is not None and not self.log_completions:
+            raise ConfigurationError(
+                f"log_completions_hub_repo={self.log_completions_hub_repo!r} uploads what log_completions collects; "
+                "set log_completions=True."
+            )
 
 
 @dataclass

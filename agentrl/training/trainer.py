@@ -17,18 +17,19 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
 from agentrl.objectives.losses import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
-from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
 from agentrl.training.checks import Environments, check_rows, check_sources
 from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
+from agentrl.training.completions_hub import CompletionsRepo
 from agentrl.training.data import ScheduledStep, evaluation_shape, make_tasks, training_shape
+from agentrl.training.lifecycle import LifeCycle
 from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training_loader
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
@@ -40,12 +41,10 @@ from agentrl.types import derive_seed
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
 
 
-class RolloutTrainer(Trainer):
+class RolloutTrainer(LifeCycle):
     """What GRPO and RLOO share. Subclasses say how rewards become advantages and what the loss is."""
 
     config_class: ClassVar[type[RolloutConfig]]
-    algorithm: ClassVar[str]
-    args: RolloutConfig
     model: PreTrainedModel
     processing_class: PreTrainedTokenizerBase
 
@@ -129,8 +128,10 @@ class RolloutTrainer(Trainer):
         )
         self._metrics = {True: MetricStore(), False: MetricStore()}
         self._completions = {True: CompletionLog(), False: CompletionLog()}
-        self._window: Window | None = None
-        self._resumed_from: str | None = None
+        self._completions_repo: CompletionsRepo | None = None
+        repo = getattr(args, "log_completions_hub_repo", None)
+        if repo is not None and self.is_world_process_zero():
+            self._completions_repo = CompletionsRepo(repo, token=args.hub_token, private=args.hub_private_repo)
         self._step_started = time.perf_counter()
         self._parameters = self.model.num_parameters()
 
@@ -273,54 +274,17 @@ class RolloutTrainer(Trainer):
         """Close environments, threads and the generator; whatever needs them later starts them again."""
         self.collector.close()
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error.
-
-        Args:
-            resume_from_checkpoint: A checkpoint's folder, or True for the last one of `output_dir` that was written
-                whole.
-            *args: As of `transformers.Trainer.train`.
-            **kwargs: The same.
-
-        Raises:
-            ConfigurationError: There is no checkpoint to resume from.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete(self.args.output_dir or ".")
-            if resume_from_checkpoint is None:
-                raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
-        checkpoint = resume_from_checkpoint or None
-        # What an earlier call left belongs to other weights and other steps.
-        in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
-        self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; see `LifeCycle.train`. Environments are closed at the end, also after an error."""
         self._completions[True].clear()
         self.collector.weights_changed()
         try:
-            return super().train(checkpoint, *args, **kwargs)
+            return super().train(*args, **kwargs)
         finally:
             self.is_in_train = False
             self.close()
-
-    # Saving and resuming ------------------------------------------------------------------------------------
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""
-        super()._save_rng_state(output_dir)
-        save_in_flight(output_dir, InFlight(self._window, self._metrics[True]), training_shape(self.args))
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore the random states once, before the first rollouts: `transformers` would do it after them."""
-        if self._resumed_from is not None:
-            super()._load_rng_state(checkpoint)
-            self._resumed_from = None
-
-    def _load_in_flight(self, checkpoint: str) -> InFlight:
-        if self.args.ignore_data_skip:  # the epoch begins anew, and so do its windows
-            return InFlight()
-        state = load_in_flight(checkpoint, training_shape(self.args))
-        if self.args.world_size > 1 and len(set(gather_object([state.window and state.window.identity]))) > 1:
-            return InFlight()  # some processes lack their share, so all play the window again
-        return state
+            if self._completions_repo is not None:
+                self._completions_repo.finish()
 
     # Helpers ------------------------------------------------------------------------------------------------
 
@@ -372,11 +336,12 @@ class RolloutTrainer(Trainer):
     def _show_completions(self, *, train: bool) -> None:
         log = self._completions[train]
         if self.args.log_completions and self.is_world_process_zero():
-            rows = select_rows(
-                log, limit=self.args.num_completions_to_print, unique_prompts=self.args.log_unique_prompts
-            )
-            print_rows(rows, self.state.global_step)
-            report_rows(rows, self.state.global_step, self.args.report_to or [])
+            rows = select_rows(log, limit=None, unique_prompts=self.args.log_unique_prompts)
+            shown = rows[: self.args.num_completions_to_print]
+            print_rows(shown, self.state.global_step)
+            report_rows(shown, self.state.global_step, self.args.report_to or [])
+            if train and self._completions_repo is not None:
+                self._completions_repo.add(rows, self.state.global_step)
         log.clear()
 
     def _prepare_inputs(self, inputs: Any) -> Any:

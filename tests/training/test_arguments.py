@@ -158,7 +158,6 @@ OTHER = {
     "length_column_name": "size",
     "multi_objective_aggregation": "normalize_then_sum",
     "vllm_structured_outputs_regex": ".*",
-    "log_completions_hub_repo": "me/repo",
     "parallelism_config": object(),
     "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 2}},
