@@ -177,6 +177,10 @@ class RolloutConfig(TrainingArguments):
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
         super().__post_init__()
         self._refuse_unsupported()
+        if self.fp16 and self.device.type == "cpu":
+            raise ConfigurationError(
+                "fp16=True: accelerate has no float16 autocast on the CPU; use bf16=True or neither."
+            )
         self._check_ranges()
         self._derive_batch_sizes()
 

@@ -47,10 +47,13 @@ def load_model(
         )
     if peft_config is not None:
         model = _add_adapters(model, peft_config)
+    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
+        raise ConfigurationError(
+            "prompt-learning adapters put virtual tokens before each row, so that logits and tokens no longer stand "
+            "side by side; use LoRA or another adapter of weights."
+        )
     if args.disable_dropout:
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        _disable_dropout(model)
     return model
 
 
@@ -115,5 +118,16 @@ def _add_adapters(model: PreTrainedModel, peft_config: Any) -> PreTrainedModel:
     if isinstance(model, PeftModel):
         raise ConfigurationError("`model` is a PEFT model already; drop peft_config.")
     if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model)
+        # Whether activations are recomputed is said by the configuration; the Trainer sees to it.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return get_peft_model(model, peft_config)
+
+
+def _disable_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout probability to 0: of modules, and of attention, which keeps a number of its own."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

@@ -229,3 +229,9 @@ def test_options_of_loaders_that_agentrl_does_not_use_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="split_batches"):
         make(GRPOConfig, tmp_path, accelerator_config={"split_batches": True})
     make(GRPOConfig, tmp_path, accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": True}})
+
+
+def test_fp16_is_refused_where_it_would_do_nothing(tmp_path):
+    """accelerate would train in float32 on the CPU without a word."""
+    with pytest.raises(ConfigurationError, match=r"fp16=True.*bf16"):
+        make(GRPOConfig, tmp_path, fp16=True)
