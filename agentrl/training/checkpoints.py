@@ -17,7 +17,8 @@ import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import safetensors
 import safetensors.torch
@@ -76,7 +77,9 @@ def save_in_flight(folder: str | Path, state: InFlight, shape: Shape) -> None:
     }
     path = Path(folder) / share_name(shape.rank)
     temporary = path.with_suffix(".part")
-    safetensors.torch.save_file(tensors, temporary, metadata={"agentrl": json.dumps(header)})
+    safetensors.torch.save_file(
+        tensors, temporary, metadata={"agentrl": json.dumps(header, default=dataclasses.asdict)}
+    )
     os.replace(temporary, path)
 
 
@@ -105,9 +108,8 @@ def load_in_flight(folder: str | Path, shape: Shape) -> InFlight:
         batches = []
         for index, plain in enumerate(saved["batches"]):
             held = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
-            known = {spec.name: None for spec in dataclasses.fields(MicroBatch)}
-            batches.append(MicroBatch(**known | {name: _frozen(value) for name, value in plain.items()} | held))
-        window = Window(_frozen(saved["identity"]), saved["rows"], batches, metrics={}, own_metrics=[], tokens_seen=0)
+            batches.append(MicroBatch(**_fields(MicroBatch, plain) | held))
+        window = Window(tuple(saved["identity"]), saved["rows"], batches, metrics={}, own_metrics=[], tokens_seen=0)
     return InFlight(window, MetricStore.of(header["metrics"]))
 
 
@@ -138,6 +140,23 @@ def _portable(shape: Shape) -> dict[str, int]:
     return {name: value for name, value in dataclasses.asdict(shape).items() if name != "rank"}
 
 
-def _frozen(value: Any) -> Any:
-    """Turn the lists that JSON made of tuples back."""
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+def _fields(cls: type, plain: dict[str, Any]) -> dict[str, Any]:
+    """Give the fields of a dataclass the types that JSON took from them; those that were left out were None."""
+    hints = get_type_hints(cls)
+    return {spec.name: _typed(hints[spec.name], plain.get(spec.name)) for spec in dataclasses.fields(cls)}
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if isinstance(hint, UnionType) and len(options) == 1:
+        return _typed(options[0], value)
+    if get_origin(hint) is tuple:
+        kinds = options if len(options) == len(value) and Ellipsis not in options else [options[0]] * len(value)
+        return tuple(map(_typed, kinds, value))
+    if isinstance(hint, type) and hasattr(hint, "_fields"):  # a NamedTuple
+        return hint(*map(_typed, get_type_hints(hint).values(), value))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return hint(**_fields(hint, value))
+    return value

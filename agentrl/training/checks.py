@@ -5,6 +5,7 @@ Each check raises `ConfigurationError` with what was wrong, where, and what to c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,12 @@ def check_rows(
         raise ConfigurationError(
             f"environment_factory is a dict, so the dataset needs a column `environment` with one of "
             f"{sorted(environments)} in each row; its columns are {sorted(columns)}."
+        )
+    if "tools" in columns and not tools:
+        warnings.warn(
+            "the dataset has a column `tools`, which the model is not shown: it is passed on like any other column. What "
+            "the model can call comes from the trainer's `tools` and from environments, as in TRL.",
+            stacklevel=4,
         )
     if not isinstance(dataset, datasets.Dataset):
         return

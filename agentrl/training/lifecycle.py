@@ -72,7 +72,7 @@ class LifeCycle(Trainer):
             return InFlight()  # some processes lack their share, so all play the window again
         return state
 
-    def create_model_card(  # type: ignore[override] - TRL's arguments
+    def create_model_card(  # type: ignore[override]
         self,
         model_name: str | None = None,
         dataset_name: str | Sequence[str] | None = None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
 import random
 import signal
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentrl.errors import ConfigurationError
+from agentrl.objectives.losses import Denominators
 from agentrl.testing.models import tiny_model
 from agentrl.training.batching import MicroBatch, collate
-from agentrl.training.checkpoints import STATE, InFlight, last_complete, load_in_flight, save_in_flight
+from agentrl.training.checkpoints import STATE, InFlight, _fields, last_complete, load_in_flight, save_in_flight
 from agentrl.training.data import Shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.trainer import RolloutTrainer
@@ -268,7 +270,8 @@ def whole_batch(offset: int) -> MicroBatch:
     trajectories = [sampled_trajectory(offset + i) for i in range(2)]
     batch = collate(trajectories, pad_token_id=0)
     shared = torch.arange(4.0)
-    return replace(batch, advantages_R=shared[2:], old_logps_N=batch.sampler_logps_N * 2)
+    counts = Denominators(2, batch.tokens, 1, 1)
+    return replace(batch, advantages_R=shared[2:], old_logps_N=batch.sampler_logps_N * 2, denominators=counts)
 
 
 def sampled_trajectory(number: int) -> Trajectory:
@@ -284,6 +287,26 @@ def sampled_trajectory(number: int) -> Trajectory:
         outcome=Outcome.FINISHED,
         turns=[],
     )
+
+
+class Place(NamedTuple):
+    start: int
+    note: str | None = None
+
+
+@dataclass
+class Nested:
+    counts: Denominators | None
+    places: tuple[Place, ...]
+    pair: tuple[int, str]
+    name: str = "n"
+
+
+def test_what_json_flattens_gets_its_types_back():
+    value = Nested(Denominators(1, 2, 3, 4), (Place(1), Place(2, "x")), (5, "five"))
+    text = json.loads(json.dumps(asdict(value)))
+    assert Nested(**_fields(Nested, text)) == value
+    assert all(type(place) is Place for place in Nested(**_fields(Nested, text)).places)
 
 
 def test_windows_that_are_cut_otherwise_by_now_are_played_again(tmp_path, caplog):
