@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from agentrl.errors import ConfigurationError
 from agentrl.objectives.aggregation import AGGREGATIONS
@@ -33,7 +34,6 @@ _OWN_LOSS = "the objective is computed by agentrl, not from labels"
 REFUSED: dict[str, str] = {
     "use_vllm": _VLLM,
     "vllm_structured_outputs_regex": _VLLM,
-    "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
     "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
@@ -41,6 +41,8 @@ REFUSED: dict[str, str] = {
     "train_sampling_strategy": "rows are drawn in groups; use shuffle_dataset to switch shuffling off",
     "length_column_name": "rows are drawn in groups, not by length",
     "auto_find_batch_size": "groups would be cut differently; set per_device_train_batch_size",
+    "dataloader_drop_last": "training leaves a last window that is not full out always, evaluation plays it always",
+    "average_tokens_across_devices": "the loss divides by what all processes have together, always",
     "include_num_input_tokens_seen": "the metric num_tokens counts them always",
     "fsdp": "sharded training is not part of this version",
     "deepspeed": "sharded training is not part of this version",
@@ -179,6 +181,10 @@ class RolloutConfig(TrainingArguments):
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
         super().__post_init__()
         self._refuse_unsupported()
+        if self.fp16 and self.device.type == "cpu":
+            raise ConfigurationError(
+                "fp16=True: accelerate has no float16 autocast on the CPU; use bf16=True or neither."
+            )
         self._check_ranges()
         self._derive_batch_sizes()
 
@@ -206,6 +212,12 @@ class RolloutConfig(TrainingArguments):
             value = getattr(self, spec.name)
             if value not in (_default(spec), None, [], "no"):
                 raise ConfigurationError(f"{spec.name}={value!r} is refused: {reason}.")
+        usual = AcceleratorConfig()
+        for name in ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking"):
+            if getattr(self.accelerator_config, name) != getattr(usual, name):
+                raise ConfigurationError(
+                    f"accelerator_config: {name} is refused: it is about loaders of rows; agentrl cuts windows itself."
+                )
 
     def _check_ranges(self) -> None:
         self.num_generations = 1 if self.num_generations is None else self.num_generations
@@ -241,6 +253,8 @@ class RolloutConfig(TrainingArguments):
         _require(every >= 1, "ref_model_sync_steps", every, "at least 1")
         if self.sync_ref_model:
             _require(self.beta > 0, "beta", self.beta, "above 0: sync_ref_model mixes the reference that beta is for")
+        if isinstance(self.pad_to_multiple_of, str) and self.pad_to_multiple_of.isdigit():
+            self.pad_to_multiple_of = int(self.pad_to_multiple_of)  # as a command line gives it
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
@@ -335,6 +349,8 @@ class GRPOConfig(RolloutConfig):
     vllm_importance_sampling_cap: float | None = _arg(None, "Deprecated: vllm_importance_sampling_clip_max.")
 
     def __post_init__(self) -> None:
+        switches = {"True": "group", "False": "none"}  # TRL's older values; a command line gives them as text
+        self.scale_rewards = switches.get(str(self.scale_rewards), self.scale_rewards)
         if self.vllm_importance_sampling_cap is not None:
             warnings.warn(
                 "vllm_importance_sampling_cap is deprecated; use vllm_importance_sampling_clip_max",
@@ -342,7 +358,6 @@ class GRPOConfig(RolloutConfig):
                 stacklevel=3,
             )
             self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
-        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
         super().__post_init__()
         _require(
             self.scale_rewards in SCALE_REWARDS,
@@ -352,6 +367,11 @@ class GRPOConfig(RolloutConfig):
         )
         check_objective(self)
         self._check_rewards_and_entropy()
+        if self.log_completions_hub_repo is not None and not self.log_completions:
+            raise ConfigurationError(
+                f"log_completions_hub_repo={self.log_completions_hub_repo!r} uploads what log_completions collects; "
+                "set log_completions=True."
+            )
 
     @property
     def upper_clip(self) -> float:
@@ -388,13 +408,15 @@ class RLOOConfig(RolloutConfig):
     num_generations: int | None = _arg(2, "Completions sampled for each prompt: the group size.")
     beta: float = _arg(0.05, "KL coefficient, applied in the reward; 0.0 loads no reference model.")
     normalize_advantages: bool = _arg(False, "Give the advantages of a generation batch mean 0 and std 1.")
-    reward_clip_range: tuple[float, float] | None = _arg(None, "Clip the total reward to (min, max).")
+    # A list, so that a command line can give two numbers; a tuple is as good.
+    reward_clip_range: list[float] | None = _arg(None, "Clip the total reward to (min, max).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         clip = self.reward_clip_range
         valid = clip is None or (len(clip) == 2 and clip[0] < clip[1])
         _require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
+        self.reward_clip_range = None if clip is None else list(clip)
 
 
 def _default(spec: dataclasses.Field[Any]) -> Any:

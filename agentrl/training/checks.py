@@ -5,6 +5,7 @@ Each check raises `ConfigurationError` with what was wrong, where, and what to c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,11 @@ def check_rows(
         environments: One factory, several by name, or none.
         tools: Whether rollouts call tools, which needs conversational prompts.
     """
+    if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        several = f"; pick one of {sorted(dataset)}" if isinstance(dataset, dict) else ""
+        raise ConfigurationError(
+            f"a {type(dataset).__name__} is not a dataset; expected datasets.Dataset or IterableDataset{several}."
+        )
     columns = dataset.column_names
     if columns is None:
         return
@@ -74,6 +80,12 @@ def check_rows(
         raise ConfigurationError(
             f"environment_factory is a dict, so the dataset needs a column `environment` with one of "
             f"{sorted(environments)} in each row; its columns are {sorted(columns)}."
+        )
+    if "tools" in columns and not tools:
+        warnings.warn(
+            "the dataset has a column `tools`, which the model is not shown: it is passed on like any other column. "
+            "What the model can call comes from the trainer's `tools` and from environments, as in TRL.",
+            stacklevel=4,
         )
     if not isinstance(dataset, datasets.Dataset):
         return

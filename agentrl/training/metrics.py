@@ -156,9 +156,18 @@ class MetricStore:
             how: How = "min" if last.startswith("min") else "max" if last.startswith("max") else "mean"
             self.add(name, value, weight, how)
 
+    def entries(self) -> list[tuple[str, How, float, float]]:
+        """Return what was collected on this process: name, reduction, value or weighted sum, weight."""
+        return [(name, entry.how, entry.value, entry.weight) for name, entry in self._entries.items()]
+
+    @classmethod
+    def of(cls, entries: Sequence[Sequence[Any]]) -> MetricStore:
+        """Make a store of what `entries` gave, as a checkpoint keeps it."""
+        return cls({name: _Entry(how, value, weight) for name, how, value, weight in entries})
+
     def reduce(self, world_size: int) -> dict[str, float]:
         """Return the metrics over all processes and forget them. Every process has to call it."""
-        local = [(name, entry.how, entry.value, entry.weight) for name, entry in self._entries.items()]
+        local = self.entries()
         self._entries = {}
         merged: dict[str, _Entry] = {}
         for name, how, value, weight in gather_object(local) if world_size > 1 else local:

@@ -106,9 +106,8 @@ def make_trainer(
         reward,
         make_config(algorithm, folder, **options),
         rows(4) if dataset is None else dataset,
-        processing_class=fix_tokenizer(),
         generator=generator,
-        **(keywords or {}),
+        **{"processing_class": fix_tokenizer(), **(keywords or {})},
     )
 
 

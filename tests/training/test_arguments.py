@@ -29,6 +29,16 @@ def test_names_and_defaults_are_the_documented_ones(cls):
         assert actual == default, name
 
 
+@pytest.mark.parametrize(("cls", "count"), [(GRPOConfig, 189), (RLOOConfig, 163)])
+def test_no_name_is_missing_and_the_additions_are_known(cls, count):
+    """The two names are those that transformers itself prefers to `gradient_checkpointing` and its arguments."""
+    documented = set(DOCUMENTED[cls.__name__])
+    assert len(documented) == count
+    added = {field.name for field in dataclasses.fields(cls)} - documented
+    own = {"max_tool_calling_iterations"} if cls is RLOOConfig else set()
+    assert added == {"activation_checkpointing", "activation_checkpointing_kwargs"} | own
+
+
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_a_default_configuration_makes_no_noise(cls, tmp_path):
     with warnings.catch_warnings():
@@ -226,6 +236,8 @@ OTHER = {
     "sync_ref_model": True,
     "cast_lm_head_to_fp32": True,
     "batch_eval_metrics": True,
+    "dataloader_drop_last": True,
+    "average_tokens_across_devices": False,
     "auto_find_batch_size": True,
     "label_names": ["labels"],
     "include_for_metrics": ["loss"],
@@ -234,7 +246,6 @@ OTHER = {
     "length_column_name": "size",
     "multi_objective_aggregation": "normalize_then_sum",
     "vllm_structured_outputs_regex": ".*",
-    "log_completions_hub_repo": "me/repo",
     "parallelism_config": object(),
     "fsdp": "full_shard",
     "deepspeed": {"zero_optimization": {"stage": 2}},
@@ -260,3 +271,55 @@ def test_the_deprecated_name_is_mapped_with_a_warning(tmp_path):
     with pytest.warns(FutureWarning, match="use_transformers_continuous_batching"):
         config = make(GRPOConfig, tmp_path, use_transformers_paged=True)
     assert config.use_transformers_continuous_batching
+
+
+def test_the_deprecated_cap_is_mapped_with_a_warning(tmp_path):
+    with pytest.warns(FutureWarning, match="vllm_importance_sampling_clip_max"):
+        config = make(GRPOConfig, tmp_path, vllm_importance_sampling_cap=2.0)
+    assert config.vllm_importance_sampling_clip_max == 2.0
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
+def test_a_command_line_can_give_every_default(cls, tmp_path):
+    """`--name value` for every documented argument that has a plain default, all at once."""
+    argv = ["--output_dir", str(tmp_path)]
+    specs = {field.name: field for field in dataclasses.fields(cls)}
+    plain = [n for n in DOCUMENTED[cls.__name__] if isinstance(specs[n].default, bool | int | float | str)]
+    given = [name for name in plain if specs[name].default != "" and name != "local_rank"]
+    for name in given:
+        argv += [f"--{name}", str(getattr(specs[name].default, "value", specs[name].default))]
+    [config] = HfArgumentParser(cls).parse_args_into_dataclasses(argv)
+    expected = cls(str(tmp_path))
+    assert [n for n in given if getattr(config, n) != getattr(expected, n)] == []
+    assert len(given) > 100
+
+
+TYPED = [
+    (GRPOConfig, "pad_to_multiple_of", ["8"], 8),
+    (GRPOConfig, "scale_rewards", ["False"], "none"),
+    (GRPOConfig, "reward_weights", ["1", "0.5"], [1.0, 0.5]),
+    (GRPOConfig, "delta", ["2"], 2.0),
+    (GRPOConfig, "generation_kwargs", ['{"top_k": 3}'], {"top_k": 3}),
+    (GRPOConfig, "report_to", ["none"], []),
+    (RLOOConfig, "reward_clip_range", ["-1", "1"], [-1.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("cls", "name", "words", "expected"), TYPED)
+def test_a_command_line_gives_values_of_the_right_type(cls, name, words, expected, tmp_path):
+    argv = ["--output_dir", str(tmp_path), f"--{name}", *words]
+    [config] = HfArgumentParser(cls).parse_args_into_dataclasses(argv)
+    value = getattr(config, name)
+    assert (value, type(value)) == (expected, type(expected))
+
+
+def test_options_of_loaders_that_agentrl_does_not_use_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="split_batches"):
+        make(GRPOConfig, tmp_path, accelerator_config={"split_batches": True})
+    make(GRPOConfig, tmp_path, accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": True}})
+
+
+def test_fp16_is_refused_where_it_would_do_nothing(tmp_path):
+    """accelerate would train in float32 on the CPU without a word."""
+    with pytest.raises(ConfigurationError, match=r"fp16=True.*bf16"):
+        make(GRPOConfig, tmp_path, fp16=True)
