@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from agentrl.objectives.advantages import grpo_advantages
+from agentrl.errors import RewardError
+from agentrl.objectives.advantages import gdpo_advantages, grpo_advantages
 from agentrl.objectives.aggregation import Denominators, token_loss
 from agentrl.objectives.losses import log_ratios
 from agentrl.objectives.regularizers import kl_k3
+from agentrl.objectives.selection import entropy_threshold
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.metrics import MetricStore
@@ -15,6 +18,7 @@ from agentrl.training.objective_metrics import mean_metric
 from agentrl.training.policy_loss import policy_loss
 from agentrl.training.scoring import Scores
 from agentrl.training.trainer import RolloutTrainer
+from agentrl.training.windows import BatchRewards
 
 
 class GRPOTrainer(RolloutTrainer):
@@ -54,9 +58,55 @@ class GRPOTrainer(RolloutTrainer):
     algorithm = "GRPO"
     args: GRPOConfig
 
-    def advantages(self, total_R: Tensor, group_R: Tensor, kl_R: Tensor | None) -> Tensor:
-        """Rewards relative to the group."""
-        return grpo_advantages(total_R, group_R, scale=self.args.scale_rewards)
+    def advantages(self, rewards: BatchRewards, kl_R: Tensor | None) -> Tensor:
+        """Rewards relative to the group, of whole rows or of turns.
+
+        Raises:
+            RewardError: Turns were rewarded, which the configuration cannot make use of.
+        """
+        args = self.args
+        if rewards.returns_RK is not None:
+            self._check_turns_count()
+            turns = range(rewards.returns_RK.shape[1])
+            return torch.stack([self.advantages(rewards.of_turn(k), kl_R) for k in turns], dim=1)
+        if args.multi_objective_aggregation == "normalize_then_sum":
+            return gdpo_advantages(rewards.values_RF, rewards.weights_F, rewards.group_R)
+        return grpo_advantages(rewards.total_R, rewards.group_R, scale=args.scale_rewards)
+
+    def signals(self, rewards: BatchRewards) -> Tensor:
+        """The rewards one by one where they are normalised so."""
+        decoupled = self.args.multi_objective_aggregation == "normalize_then_sum"
+        return rewards.values_RF if decoupled else super().signals(rewards)
+
+    def _check_turns_count(self) -> None:
+        args = self.args
+        if args.multi_objective_aggregation == "normalize_then_sum":
+            raise RewardError(
+                "an environment or tool rewarded single turns, but multi_objective_aggregation='normalize_then_sum' "
+                "normalises the rewards of whole rollouts; use 'sum_then_normalize', or give such rewards from "
+                "reward functions."
+            )
+        if args.importance_sampling_level == "sequence":
+            raise RewardError(
+                "an environment or tool rewarded single turns, but importance_sampling_level='sequence' gives all "
+                "tokens of a rollout one ratio and so the mean of their advantages; use 'token', or give one reward "
+                "for each rollout."
+            )
+
+    def selected(self, scores: Scores) -> Tensor | None:
+        """The tokens of highest entropy among those that all processes train on now.
+
+        In evaluation a process may have no batch where the others have one, so each looks at its own tokens only.
+        """
+        share = self.args.top_entropy_quantile
+        if share == 1:
+            return None
+        entropy_N = everywhere = scores.entropy_N.detach()
+        if self.model.training:
+            padded = self.accelerator.pad_across_processes(entropy_N, pad_index=-1)
+            gathered: Tensor = self.accelerator.gather(padded)
+            everywhere = gathered[gathered > -0.5]  # rounding may leave an entropy of 0 slightly below it
+        return entropy_N >= entropy_threshold(everywhere, share)
 
     @property
     def corrects_sampler(self) -> bool:
@@ -69,7 +119,7 @@ class GRPOTrainer(RolloutTrainer):
         log_ratio_N = log_ratios(
             scores.logps_N, self.old_logps(batch), batch.row_N, batch.rows, args.importance_sampling_level
         )
-        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics, everywhere=self._everywhere)
+        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics)
         if args.beta and batch.ref_logps_N is not None:
             kl_N = kl_k3(scores.logps_N, batch.ref_logps_N, log_ratio_N.exp() if args.use_bias_correction_kl else None)
             loss_N = loss_N + args.beta * kl_N
@@ -82,14 +132,3 @@ class GRPOTrainer(RolloutTrainer):
             denominators,
             max_completion_length=args.max_completion_length or 1,
         )
-
-    def _everywhere(self, values_N: Tensor) -> Tensor:
-        """Values, none below 0, of the micro-batches that all processes train on now.
-
-        In evaluation a process may have no batch where the others have one, so each sees its own only.
-        """
-        if not self.model.training:
-            return values_N
-        padded = self.accelerator.pad_across_processes(values_N, pad_index=-1)
-        gathered: Tensor = self.accelerator.gather(padded)
-        return gathered[gathered > -0.5]  # rounding may leave a 0 slightly below it

@@ -7,7 +7,6 @@ sampler make of the same tokens, and restricted to some of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from agentrl.objectives.importance import SEQUENCE_MODES, log_weights_of_rows, sampling_weights, weights_of_tokens
 from agentrl.objectives.losses import cispo_loss, clipped_surrogate, sapo_loss, vespo_loss
 from agentrl.objectives.segments import row_sums
-from agentrl.objectives.selection import entropy_threshold, on_policy_tokens
+from agentrl.objectives.selection import on_policy_tokens
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.metrics import MetricStore
@@ -39,8 +38,6 @@ def policy_loss(
     log_ratio_N: Tensor,
     batch: MicroBatch,
     metrics: MetricStore,
-    *,
-    everywhere: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return the policy loss of each token, 0 where the token is left out.
 
@@ -50,11 +47,10 @@ def policy_loss(
         log_ratio_N: Their log-ratios, of the configured level.
         batch: The micro-batch.
         metrics: Where clip ratios and the like go.
-        everywhere: Gathers values of the tokens that all processes train on now; called on every process or on none.
     """
-    advantages_N = batch.advantages_R[batch.row_N]
+    advantages_N = batch.target_advantages
     weights = _sampling_weights(args, scores, batch, metrics)
-    kept_N = _kept(args, scores, advantages_N, batch, metrics, everywhere)
+    kept_N = _kept(args, scores, advantages_N, batch, metrics)
     # What is left out keeps its ratio in the metrics but not in the graph, where 0 times an overflow would be NaN.
     log_ratio_N = torch.where(kept_N, log_ratio_N, log_ratio_N.detach())
     if args.loss_type == "vespo":
@@ -144,7 +140,6 @@ def _kept(
     advantages_N: Tensor,
     batch: MicroBatch,
     metrics: MetricStore,
-    everywhere: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Which tokens the policy loss is about, bool (N,)."""
     kept_N = torch.ones_like(batch.row_N, dtype=torch.bool)
@@ -155,7 +150,4 @@ def _kept(
             scores.logps_N, sampler_N, advantages_N, batch.row_N, batch.rows, args.off_policy_mask_threshold
         )
         mean_metric("off_policy_mask_ratio", ~kept_N, batch.row_N, batch.rows, metrics, level="sequence")
-    if args.top_entropy_quantile < 1:
-        entropy_N = scores.entropy_N.detach()
-        kept_N &= entropy_N >= entropy_threshold(everywhere(entropy_N), args.top_entropy_quantile)
-    return kept_N
+    return kept_N if scores.selected_N is None else kept_N & scores.selected_N

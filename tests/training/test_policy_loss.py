@@ -85,12 +85,14 @@ def compute(
     )
     trainer = cast(
         GRPOTrainer,
-        SimpleNamespace(args=args, old_logps=lambda batch: batch.old_logps_N, _everywhere=lambda values: values),
+        SimpleNamespace(args=args, old_logps=lambda batch: batch.old_logps_N, model=SimpleNamespace(training=False)),
     )
     total, gradient, metrics = 0.0, [], MetricStore()
     for rows in batches:
         batch, logps, entropy = to_batch(rows)
-        loss = GRPOTrainer.loss(trainer, Scores(logps, entropy), batch, counts, metrics)
+        scores = Scores(logps, entropy)
+        scores = scores._replace(selected_N=GRPOTrainer.selected(trainer, scores))
+        loss = GRPOTrainer.loss(trainer, scores, batch, counts, metrics)
         loss.backward()
         total += loss.item() / world_size
         gradient += (logps.grad / world_size).tolist()
