@@ -28,12 +28,12 @@ from agentrl.training.objective_checks import check_objective
 from agentrl.training.objective_checks import require as _require
 
 _VLLM = "generation through vLLM is not part of this version; leave use_vllm=False"
-_LATER_LOSS = "this objective is not part of this version"
 _OWN_LOSS = "the objective is computed by agentrl, not from labels"
 
 REFUSED: dict[str, str] = {
     "use_vllm": _VLLM,
     "vllm_structured_outputs_regex": _VLLM,
+    "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
     "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
@@ -52,9 +52,6 @@ REFUSED: dict[str, str] = {
 
 CISPO_WEIGHT = 5.0
 """What epsilon_high is with loss_type="cispo" unless given, as ScaleRL recommends."""
-
-SCALE_REWARDS = ("group", "batch", "none")
-REWARD_AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 
 def _arg(default: Any, text: str) -> Any:
@@ -359,12 +356,6 @@ class GRPOConfig(RolloutConfig):
             )
             self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
         super().__post_init__()
-        _require(
-            self.scale_rewards in SCALE_REWARDS,
-            "scale_rewards",
-            self.scale_rewards,
-            f"one of {SCALE_REWARDS}",
-        )
         check_objective(self)
         self._check_rewards_and_entropy()
         if self.log_completions_hub_repo is not None and not self.log_completions:
@@ -377,28 +368,6 @@ class GRPOConfig(RolloutConfig):
     def upper_clip(self) -> float:
         """The effective `epsilon_high`."""
         return CISPO_WEIGHT if self.loss_type == "cispo" and self.epsilon_high is None else super().upper_clip
-
-    def _check_rewards_and_entropy(self) -> None:
-        aggregation, discount = self.multi_objective_aggregation, self.turn_discount
-        _require(
-            aggregation in REWARD_AGGREGATIONS,
-            "multi_objective_aggregation",
-            aggregation,
-            f"one of {REWARD_AGGREGATIONS}",
-        )
-        if aggregation == "normalize_then_sum":
-            scale = self.scale_rewards
-            _require(scale == "group", "scale_rewards", scale, "'group', as normalize_then_sum scales by definition")
-        _require(0 <= discount <= 1, "turn_discount", discount, "in [0, 1]")
-        low, high = self.entropy_coef_min, self.entropy_coef_max
-        _require(math.isfinite(self.entropy_coef), "entropy_coef", self.entropy_coef, "a finite number")
-        _require(low <= high, "entropy_coef_min", low, f"at most entropy_coef_max={high}")
-        _require(self.entropy_coef_delta >= 0, "entropy_coef_delta", self.entropy_coef_delta, "0 or more")
-        if self.use_adaptive_entropy:
-            coef = self.entropy_coef
-            _require(
-                low <= coef <= high, "entropy_coef", coef, f"in [{low}, {high}], where use_adaptive_entropy keeps it"
-            )
 
 
 @dataclass

@@ -93,6 +93,21 @@ class GRPOTrainer(RolloutTrainer):
                 "for each rollout."
             )
 
+    def selected(self, scores: Scores) -> Tensor | None:
+        """The tokens of highest entropy among those that all processes train on now.
+
+        In evaluation a process may have no batch where the others have one, so each looks at its own tokens only.
+        """
+        share = self.args.top_entropy_quantile
+        if share == 1:
+            return None
+        entropy_N = everywhere = scores.entropy_N.detach()
+        if self.model.training:
+            padded = self.accelerator.pad_across_processes(entropy_N, pad_index=-1)
+            gathered: Tensor = self.accelerator.gather(padded)
+            everywhere = gathered[gathered > -0.5]  # rounding may leave an entropy of 0 slightly below it
+        return entropy_N >= entropy_threshold(everywhere, share)
+
     @property
     def corrects_sampler(self) -> bool:
         """Whether the loss is weighted by what the trainer and the sampler make of the same tokens."""
@@ -111,7 +126,7 @@ class GRPOTrainer(RolloutTrainer):
         log_ratio_N = log_ratios(
             scores.logps_N, self.old_logps(batch), batch.row_N, batch.rows, args.importance_sampling_level
         )
-        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics, correct_sampler=self.collector.corrects_sampler)
+        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics)
         if args.beta and batch.ref_logps_N is not None:
             kl_N = kl_k3(scores.logps_N, batch.ref_logps_N, log_ratio_N.exp() if args.use_bias_correction_kl else None)
             loss_N = loss_N + args.beta * kl_N
@@ -124,14 +139,3 @@ class GRPOTrainer(RolloutTrainer):
             denominators,
             max_completion_length=args.max_completion_length or 1,
         )
-
-    def _everywhere(self, values_N: Tensor) -> Tensor:
-        """Values, none below 0, of the micro-batches that all processes train on now.
-
-        In evaluation a process may have no batch where the others have one, so each sees its own only.
-        """
-        if not self.model.training:
-            return values_N
-        padded = self.accelerator.pad_across_processes(values_N, pad_index=-1)
-        gathered: Tensor = self.accelerator.gather(padded)
-        return gathered[gathered > -0.5]  # rounding may leave a 0 slightly below it

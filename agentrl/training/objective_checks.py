@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigurationError
+from agentrl.objectives.advantages import SCALES
 from agentrl.objectives.aggregation import AGGREGATIONS
 from agentrl.objectives.importance import CORRECTION_MODES
 from agentrl.objectives.losses import IMPORTANCE_LEVELS
 
 if TYPE_CHECKING:
     from agentrl.training.arguments import GRPOConfig
+
+REWARD_AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
+"""How several rewards become one advantage."""
 
 UNCLIPPED = ("sapo", "vespo")
 """Loss types without a clipped ratio."""
@@ -41,6 +46,8 @@ def check_objective(args: GRPOConfig) -> None:
     require(0 <= quantile <= 1, "top_entropy_quantile", quantile, "in [0, 1]")
     require(threshold is None or threshold > 0, "off_policy_mask_threshold", threshold, "None or above 0")
     _check_correction(args)
+    _check_rewards(args)
+    _check_entropy(args)
 
 
 def _check_bounds(args: GRPOConfig) -> None:
@@ -107,6 +114,28 @@ def _check_correction(args: GRPOConfig) -> None:
             f"vllm_importance_sampling_mode={mode!r} needs a bound: set vllm_importance_sampling_clip_max or "
             "vllm_importance_sampling_clip_min."
         )
+
+
+def _check_rewards(args: GRPOConfig) -> None:
+    """Check how rewards become advantages."""
+    aggregation, scale, discount = args.multi_objective_aggregation, args.scale_rewards, args.turn_discount
+    require(scale in SCALES, "scale_rewards", scale, f"one of {SCALES}")
+    require(
+        aggregation in REWARD_AGGREGATIONS, "multi_objective_aggregation", aggregation, f"one of {REWARD_AGGREGATIONS}"
+    )
+    if aggregation == "normalize_then_sum":
+        require(scale == "group", "scale_rewards", scale, "'group', as normalize_then_sum scales by definition")
+    require(0 <= discount <= 1, "turn_discount", discount, "in [0, 1]")
+
+
+def _check_entropy(args: GRPOConfig) -> None:
+    """Check the entropy bonus."""
+    coef, low, high = args.entropy_coef, args.entropy_coef_min, args.entropy_coef_max
+    require(math.isfinite(coef), "entropy_coef", coef, "a finite number")
+    require(low <= high, "entropy_coef_min", low, f"at most entropy_coef_max={high}")
+    require(args.entropy_coef_delta >= 0, "entropy_coef_delta", args.entropy_coef_delta, "0 or more")
+    if args.use_adaptive_entropy:
+        require(low <= coef <= high, "entropy_coef", coef, f"in [{low}, {high}], where use_adaptive_entropy keeps it")
 
 
 def require(condition: bool, name: str, value: object, expected: str) -> None:

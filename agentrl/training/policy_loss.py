@@ -38,8 +38,6 @@ def policy_loss(
     log_ratio_N: Tensor,
     batch: MicroBatch,
     metrics: MetricStore,
-    *,
-    correct_sampler: bool = True,
 ) -> Tensor:
     """Return the policy loss of each token, 0 where the token is left out.
 
@@ -49,10 +47,9 @@ def policy_loss(
         log_ratio_N: Their log-ratios, of the configured level.
         batch: The micro-batch.
         metrics: Where clip ratios and the like go.
-        correct_sampler: Whether to weigh tokens by what trainer and sampler make of them.
     """
     advantages_N = batch.target_advantages
-    weights = _sampling_weights(args, scores, batch, metrics) if correct_sampler else None
+    weights = _sampling_weights(args, scores, batch, metrics)
     kept_N = _kept(args, scores, advantages_N, batch, metrics)
     # What is left out keeps its ratio in the metrics but not in the graph, where 0 times an overflow would be NaN.
     log_ratio_N = torch.where(kept_N, log_ratio_N, log_ratio_N.detach())
@@ -151,6 +148,4 @@ def _kept(
             scores.logps_N, sampler_N, advantages_N, batch.row_N, batch.rows, args.off_policy_mask_threshold
         )
         mean_metric("off_policy_mask_ratio", ~kept_N, batch.row_N, batch.rows, metrics, level="sequence")
-    if scores.selected_N is not None:
-        kept_N &= scores.selected_N
-    return kept_N
+    return kept_N if scores.selected_N is None else kept_N & scores.selected_N

@@ -46,7 +46,7 @@ class Scores(NamedTuple):
         logps_N: Logprob of each target.
         entropy_N: Entropy in nats of the distribution it was drawn from; empty when not asked for.
         router_loss: Auxiliary loss of a mixture-of-experts model, a scalar; None when not asked for.
-        selected_N: Which targets the policy loss is about, bool; None for all. The trainer says so.
+        selected_N: bool, the targets that the objective is restricted to by their entropy; None: all.
     """
 
     logps_N: Tensor

@@ -172,7 +172,7 @@ class RolloutTrainer(LifeCycle):
         return False
 
     def selected(self, scores: Scores) -> Tensor | None:
-        """Which targets the policy loss is about, bool (N,); None for all. Every process calls it together."""
+        """Which targets of a micro-batch the loss is restricted to by their scores, bool (N,); None: all."""
         return None
 
     @property
@@ -244,6 +244,7 @@ class RolloutTrainer(LifeCycle):
             raise ConfigurationError("the loss of rollouts has no model outputs to return; leave return_outputs=False.")
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
+        scores = scores._replace(selected_N=self.selected(scores))
         if inputs.tokens:
             sampler_metrics(scores, inputs, metrics)
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)

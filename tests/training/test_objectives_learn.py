@@ -214,6 +214,15 @@ def test_rloo_learns_what_the_formula_says(normalize, tmp_path):
     assert distance(weights(trainer), expected) < 1e-6
 
 
+def test_the_entropy_bonus_is_over_the_tokens_of_the_policy_loss(tmp_path):
+    """With top_entropy_quantile 0 it is the one entropy of each step that is highest among the trained tokens."""
+    options = {"entropy_coef": 0.7, "top_entropy_quantile": 0.0, "vllm_importance_sampling_correction": False}
+    trainer = train("grpo", tmp_path, max_completion_length=6, **options)
+    highest = max(h for ids in (COMPLETIONS[i] for i in (0, 1, 2)) for h in score(small_model(), ids).entropy)
+    first = step_logs(trainer)[0]
+    assert first["policy_loss"] - first["loss"] == pytest.approx(0.7 * highest, abs=1e-4)
+
+
 # What the model itself sampled ----------------------------------------------------------------------------------
 
 

@@ -85,12 +85,7 @@ def compute(
     )
     trainer = cast(
         GRPOTrainer,
-        SimpleNamespace(
-            args=args,
-            old_logps=lambda batch: batch.old_logps_N,
-            collector=SimpleNamespace(corrects_sampler=args.vllm_importance_sampling_correction),
-            _everywhere=lambda values: values,
-        ),
+        SimpleNamespace(args=args, old_logps=lambda batch: batch.old_logps_N, model=SimpleNamespace(training=False)),
     )
     total, gradient, metrics = 0.0, [], MetricStore()
     for rows in batches:
