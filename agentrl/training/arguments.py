@@ -33,7 +33,6 @@ _OWN_LOSS = "the objective is computed by agentrl, not from labels"
 REFUSED: dict[str, str] = {
     "use_vllm": _VLLM,
     "vllm_structured_outputs_regex": _VLLM,
-    "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
     "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
@@ -357,7 +356,6 @@ class GRPOConfig(RolloutConfig):
             self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
         super().__post_init__()
         check_objective(self)
-        self._check_rewards_and_entropy()
         if self.log_completions_hub_repo is not None and not self.log_completions:
             raise ConfigurationError(
                 f"log_completions_hub_repo={self.log_completions_hub_repo!r} uploads what log_completions collects; "

@@ -113,20 +113,13 @@ class GRPOTrainer(RolloutTrainer):
         """Whether the loss is weighted by what the trainer and the sampler make of the same tokens."""
         return self.args.vllm_importance_sampling_correction
 
-    def selected(self, scores: Scores) -> Tensor | None:
-        """The tokens of highest entropy, with `top_entropy_quantile` below 1."""
-        if self.args.top_entropy_quantile == 1:
-            return None
-        entropy_N = scores.entropy_N.detach()
-        return entropy_N >= entropy_threshold(self._everywhere(entropy_N), self.args.top_entropy_quantile)
-
     def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """The policy loss, restricted and weighted as configured, with the KL term where beta is set."""
         args = self.args
         log_ratio_N = log_ratios(
             scores.logps_N, self.old_logps(batch), batch.row_N, batch.rows, args.importance_sampling_level
         )
-        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics)
+        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics, correct_sampler=self.collector.corrects_sampler)
         if args.beta and batch.ref_logps_N is not None:
             kl_N = kl_k3(scores.logps_N, batch.ref_logps_N, log_ratio_N.exp() if args.use_bias_correction_kl else None)
             loss_N = loss_N + args.beta * kl_N

@@ -38,6 +38,8 @@ def policy_loss(
     log_ratio_N: Tensor,
     batch: MicroBatch,
     metrics: MetricStore,
+    *,
+    correct_sampler: bool,
 ) -> Tensor:
     """Return the policy loss of each token, 0 where the token is left out.
 
@@ -47,9 +49,10 @@ def policy_loss(
         log_ratio_N: Their log-ratios, of the configured level.
         batch: The micro-batch.
         metrics: Where clip ratios and the like go.
+        correct_sampler: Whether to weigh tokens by what trainer and sampler make of them.
     """
     advantages_N = batch.target_advantages
-    weights = _sampling_weights(args, scores, batch, metrics)
+    weights = _sampling_weights(args, scores, batch, metrics) if correct_sampler else None
     kept_N = _kept(args, scores, advantages_N, batch, metrics)
     # What is left out keeps its ratio in the metrics but not in the graph, where 0 times an overflow would be NaN.
     log_ratio_N = torch.where(kept_N, log_ratio_N, log_ratio_N.detach())

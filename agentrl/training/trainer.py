@@ -250,7 +250,6 @@ class RolloutTrainer(LifeCycle):
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
         counts = inputs.denominators
         assert counts is not None
-        scores = scores._replace(selected_N=self.selected(scores))
         loss = self.loss(scores, inputs, counts, metrics)
         return self.regularization.add(loss, scores, inputs, counts, metrics, train=model.training)
 

@@ -31,11 +31,12 @@ def test_names_and_defaults_are_the_documented_ones(cls):
 
 @pytest.mark.parametrize(("cls", "count"), [(GRPOConfig, 189), (RLOOConfig, 163)])
 def test_no_name_is_missing_and_the_additions_are_known(cls, count):
-    """The two names are those that transformers itself prefers to `gradient_checkpointing` and its arguments."""
+    """Two names are those that transformers itself prefers to `gradient_checkpointing` and its arguments."""
     documented = set(DOCUMENTED[cls.__name__])
     assert len(documented) == count
     added = {field.name for field in dataclasses.fields(cls)} - documented
-    own = {"max_tool_calling_iterations"} if cls is RLOOConfig else set()
+    own = {"dynamic_sampling_max_rounds"}
+    own |= {"max_tool_calling_iterations"} if cls is RLOOConfig else {"turn_discount"}
     assert added == {"activation_checkpointing", "activation_checkpointing_kwargs"} | own
 
 

@@ -12,8 +12,7 @@ from datasets import IterableDataset
 from agentrl.errors import ConfigurationError
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.data import Schedule, Shape, make_tasks
-from tests.training.runs import distance, logged, make_trainer, rows, weights
-from tests.training.test_resume import whole_and_resumed
+from tests.training.runs import distance, logged, make_trainer, rows, weights, whole_and_resumed
 from tests.training.worlds import run_world
 
 

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments
 import agentrl
 from agentrl import GRPOConfig, RLOOConfig
 from agentrl.generation.base import SamplingParams
-from agentrl.training.arguments import LOSS_TYPES, REFUSED
+from agentrl.training.arguments import REFUSED
 from agentrl.training.generators import COMMON
 from agentrl.training.trainer import RolloutTrainer
 
@@ -34,10 +34,6 @@ READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "i
 QUALIFIES = {
     "vllm_": "use_vllm",
     "ds3_": "deepspeed",
-    "ref_model_": "sync_ref_model",
-    "entropy_": "use_adaptive_entropy",
-    "sapo_": "sapo",
-    "vespo_": "vespo",
 }
 """Names that say how something is done; while that is refused they may go unread."""
 
@@ -104,9 +100,11 @@ def inherited_reads() -> set[str]:
 
 
 def unread(names: list[str], read: set[str]) -> list[str]:
-    off = {*REFUSED, *({"sapo", "vespo"} - set(LOSS_TYPES))}
-    qualifying = tuple(prefix for prefix, feature in QUALIFIES.items() if feature in off)
-    return [n for n in names if n not in read | REFUSED.keys() | NOTHING_TO_DO.keys() and not n.startswith(qualifying)]
+    excused = {*REFUSED, *NOTHING_TO_DO}
+    for prefix, feature in QUALIFIES.items():
+        if feature in REFUSED:
+            excused |= {name for name in names if name.startswith(prefix) and "importance_sampling" not in name}
+    return [name for name in names if name not in read | excused]
 
 
 INHERITED = [spec.name for spec in dataclasses.fields(TrainingArguments)]

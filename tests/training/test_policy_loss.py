@@ -85,7 +85,12 @@ def compute(
     )
     trainer = cast(
         GRPOTrainer,
-        SimpleNamespace(args=args, old_logps=lambda batch: batch.old_logps_N, model=SimpleNamespace(training=False)),
+        SimpleNamespace(
+            args=args,
+            old_logps=lambda batch: batch.old_logps_N,
+            model=SimpleNamespace(training=False),
+            collector=SimpleNamespace(corrects_sampler=args.vllm_importance_sampling_correction),
+        ),
     )
     total, gradient, metrics = 0.0, [], MetricStore()
     for rows in batches:

@@ -20,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentrl.errors import ConfigurationError
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.testing.models import tiny_model
 from agentrl.training.batching import MicroBatch, collate
 from agentrl.training.checkpoints import STATE, InFlight, _fields, last_complete, load_in_flight, save_in_flight
