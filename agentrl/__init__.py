@@ -17,6 +17,8 @@ _PUBLIC = {
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
+    "ToolBrokenError": "agentrl.errors",
+    "tool": "agentrl.rollout.policy",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -51,6 +51,12 @@ class Outcome(StrEnum):
     ENV_FAILURE = "env_failure"
     """The environment broke; never a training signal."""
     CANCELLED = "cancelled"
+    """The run was cancelled meanwhile; never a training signal."""
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the episode may be rewarded: it was the model that played it to where it ended."""
+        return self not in (Outcome.ENV_FAILURE, Outcome.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class ToolResult:
         failed: Unknown tool, unreadable call, bad arguments, or the tool raised.
         seconds: Time the tool took.
         done: The tool ended the episode.
+        timed_out: The tool took longer than it may; it also counts as failed.
     """
 
     call: ToolCall
@@ -109,6 +116,7 @@ class ToolResult:
     failed: bool = False
     seconds: float = 0.0
     done: bool = False
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,7 @@ class Trajectory:
         environment: The instance that played it, until it is released.
         reward: What `get_reward` returned, None where the environment has none or does not apply.
         failure: The cause of `Outcome.ENV_FAILURE`.
+        retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
     """
 
@@ -197,6 +206,7 @@ class Trajectory:
     environment: Any = None
     reward: float | None = None
     failure: Failure | None = None
+    retries: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -223,6 +233,11 @@ class Trajectory:
     def tool_failures(self) -> int:
         """Number of tool calls that failed."""
         return sum(result.failed for turn in self.turns for result in turn.results)
+
+    @property
+    def tool_timeouts(self) -> int:
+        """Number of tool calls that took longer than they may."""
+        return sum(result.timed_out for turn in self.turns for result in turn.results)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -22,7 +22,9 @@ from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import combine_rewards
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.policy import ToolPolicy
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
@@ -34,7 +36,7 @@ from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
 from agentrl.training.windows import Window, cut, group_numbers, reward_matrix, window_metrics
-from agentrl.types import Outcome, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 
 class Collector:
@@ -108,8 +110,18 @@ class Collector:
                 max_completion_length=args.max_completion_length,
                 max_context=self.generator.max_context,
                 max_tool_iterations=args.max_tool_calling_iterations,
+                rollout_timeout=args.rollout_timeout,
             ),
             sampling=self.sampling,
+            failures=FailurePolicy(
+                retries=args.environment_retries,
+                delay=args.environment_retry_delay,
+                max_rate=args.max_failure_rate,
+                window=args.failure_window,
+            ),
+            environment_timeout=args.environment_timeout,
+            tool_policy=ToolPolicy(timeout=args.tool_timeout),
+            tool_max_failures=args.tool_max_failures,
         )
         pool = self.engine.environments
         columns = _common_columns(datasets)
@@ -233,7 +245,7 @@ class Collector:
         return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
-        if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):
+        if not trajectory.outcome.is_signal or all(reward is None for reward in record.rewards):
             return False
         return not (self.args.mask_truncated_completions and trajectory.truncated)
 
