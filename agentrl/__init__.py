@@ -17,6 +17,7 @@ _PUBLIC = {
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
+    "RolloutError": "agentrl.errors",
     "ToolBrokenError": "agentrl.errors",
     "tool": "agentrl.rollout.policy",
 }

@@ -102,6 +102,8 @@ def test_scale_rewards_takes_booleans_too(value, tmp_path):
     assert make(GRPOConfig, tmp_path, scale_rewards=value).scale_rewards == expected
 
 
+TIMEOUTS = ("rollout_timeout", "tool_timeout", "environment_timeout")
+
 WRONG = [
     ("temperature", 0.0),
     ("temperature", float("nan")),
@@ -118,13 +120,24 @@ WRONG = [
     ("max_tool_calling_iterations", -1),
     ("pad_to_multiple_of", "some"),
     ("beta", -1.0),
+    *((name, value) for name in TIMEOUTS for value in (float("inf"), float("nan"), 0, -1, "5")),
+    ("tool_max_failures", 1),
+    ("environment_retries", -1),
+    ("environment_retry_delay", -1.0),
+    ("max_failure_rate", 1.5),
+    ("failure_window", 0),
 ]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_value_is_refused_by_name(name, value, tmp_path):
+def test_a_wrong_value_is_refused_by_name_F09(name, value, tmp_path):
     with pytest.raises(ConfigurationError, match=rf"^{name}="):
         make(GRPOConfig, tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+def test_none_means_no_timeout_F09(name, tmp_path):
+    assert getattr(make(GRPOConfig, tmp_path, **{name: None}), name) is None
 
 
 def test_dr_grpo_needs_a_length_to_divide_by(tmp_path):
