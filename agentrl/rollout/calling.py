@@ -1,9 +1,9 @@
-"""Calling user code, sync or async, from the event loop: never blocking it, and able to leave at any time.
+"""Calling user code, sync or async, from the event loop without ever blocking it, and with a deadline.
 
-Sync functions run in threads, async ones in tasks of their own. Whoever waits for a call can be cancelled at any
-moment, by a deadline or because the run ends, and goes on at once: the sync call is abandoned (see
-`agentrl.rollout.hung`), the async one is cancelled and may take its time to notice. So nothing that user code does
-can hold a rollout up for longer than its deadlines say, short of blocking the loop in an async function.
+Sync functions run in threads, async ones on the loop that awaits them. Whoever waits for a call can be cancelled at
+any moment, by a deadline or because the run ends: a sync call is then abandoned at once (see `agentrl.rollout.hung`),
+an async one gets the `CancelledError` where it awaits, and may do its cleaning up first. One that swallows it goes on:
+that costs its rollout the time, but neither keeps the run nor the process from ending.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from agentrl.rollout.threads import Threads
-
-T = TypeVar("T")
 
 
 class DeadlineExceeded(TimeoutError):  # noqa: N818 (a TimeoutError, as `TimeoutError` is named)
@@ -37,9 +35,9 @@ async def call(function: Callable[..., Any], threads: Threads, *args: Any, **kwa
     A sync function that gives back an awaitable (a decorated async one, say) is awaited too.
     """
     if is_async(function):
-        return await _detached(function(*args, **kwargs))
+        return await function(*args, **kwargs)
     result = await threads.run(function, *args, **kwargs)
-    return await _detached(_awaited(result)) if inspect.isawaitable(result) else result
+    return await result if inspect.isawaitable(result) else result
 
 
 @asynccontextmanager
@@ -62,28 +60,3 @@ async def deadline(seconds: float | None, what: str, setting: str) -> AsyncItera
         if not scope.expired():
             raise
         raise DeadlineExceeded(f"{what} did not end within {seconds:g} s ({setting})") from None
-
-
-async def _detached(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine in a task of its own, which a cancelled caller leaves behind, cancelled too."""
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(coroutine)
-    ended = loop.create_future()
-    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
-    try:
-        await ended
-    except asyncio.CancelledError:
-        task.add_done_callback(_forget)
-        task.cancel()
-        raise
-    return task.result()
-
-
-async def _awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    """Look at what became of a task that nobody waits for, so that asyncio does not complain."""
-    if not task.cancelled():
-        task.exception()

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_SECONDS = 60.0
-"""How long closing all environments may take, those included that are being made."""
+"""How long rollouts may take to end when they are cancelled, and all environments to close."""
 
 
 class RolloutEngine:
@@ -174,18 +174,21 @@ class RolloutEngine:
 
     async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
         self._cancelled.clear()
+        rollouts: list[asyncio.Task[Trajectory]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                rollouts = []
-                for i, task in enumerate(tasks):
-                    rollouts.append(group.create_task(self._rollout(task, f"{run}/{i}")))
-                    # One at a time: else every rollout would render and parse before the first tool starts, and
-                    # all tools would end together too, so that nothing of our own work hides behind them.
-                    await asyncio.sleep(0)
-        except BaseExceptionGroup as errors:
-            # One error ends them all; the others are mostly echoes of it.
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        return [rollout.result() for rollout in rollouts]
+            for i, task in enumerate(tasks):
+                rollouts.append(asyncio.create_task(self._rollout(task, f"{run}/{i}")))
+                # One at a time: else every rollout would render and parse before the first tool starts, and
+                # all tools would end together too, so that nothing of our own work hides behind them.
+                await asyncio.sleep(0)
+            if rollouts:
+                await asyncio.wait(rollouts, return_when=asyncio.FIRST_EXCEPTION)
+            for rollout in rollouts:
+                if rollout.done():
+                    rollout.result()  # one error ends them all
+            return [rollout.result() for rollout in rollouts]
+        finally:
+            await _end(rollouts)
 
     async def _rollout(self, task: Task, name: str) -> Trajectory:
         for attempt in range(self._failures.retries + 1):
@@ -206,3 +209,17 @@ class RolloutEngine:
             await asyncio.sleep(delay)
         self._recent.add(trajectory)
         return trajectory
+
+
+async def _end(rollouts: list[asyncio.Task[Trajectory]]) -> None:
+    """Cancel those that still run and wait, not for ever, until they have given their environments up."""
+    running = [rollout for rollout in rollouts if not rollout.done()]
+    for rollout in running:
+        rollout.cancel()
+    if running:
+        _, stuck = await asyncio.wait(running, timeout=CLOSE_SECONDS)
+        for rollout in stuck:
+            logger.warning("left behind, for it does not end when cancelled: %r", rollout)
+    for rollout in rollouts:
+        if rollout.done() and not rollout.cancelled():
+            rollout.exception()  # looked at: asyncio complains of errors that nobody saw

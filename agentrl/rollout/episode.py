@@ -193,7 +193,7 @@ class Episode:
 
     def _finish_turn(self, turn: Turn, results: list[ToolResult]) -> None:
         """Take a turn into the books, with the answers to its calls: from here on it is part of the trajectory."""
-        self.turns.append(replace(turn, results=tuple(results)) if results else turn)
+        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds))
         self.sampled = None
         late = [self.tools[result.call.name] for result in results if result.timed_out]
         if any(tool.instance is not None for tool in late):

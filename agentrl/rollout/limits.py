@@ -38,9 +38,9 @@ class Limits:
         require_seconds("rollout_timeout", self.rollout_timeout)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
-    """Where an episode stands."""
+    """Where an episode stands; not frozen, for four are made each turn and a frozen one takes thrice as long."""
 
     prompt_length: int
     completion_length: int

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from agentrl.errors import ConfigurationError, EnvironmentFailure, GenerationError, RolloutError
+from agentrl.rollout import engine as engine_module
 from agentrl.rollout import pool as pool_module
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import LONGEST_DELAY, FailurePolicy, FailureWindow, backoff, failure_of
@@ -347,8 +348,9 @@ def test_cancelled_rollouts_have_no_reward():
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "stubborn"])
-def test_an_error_in_one_rollout_ends_the_others_in_the_midst_of_hung_tools(kind):
+def test_an_error_in_one_rollout_ends_the_others_in_the_midst_of_hung_tools(kind, monkeypatch):
     """The generator breaks for the second rollout while the first one's tool hangs."""
+    monkeypatch.setattr(engine_module, "CLOSE_SECONDS", 0.5)  # how long the stubborn one is waited for
     hanging, free = threading.Event(), threading.Event()
 
     class Hangs(Closing):
@@ -373,7 +375,7 @@ def test_an_error_in_one_rollout_ends_the_others_in_the_midst_of_hung_tools(kind
             return ""
 
     def policy(session, ids, params):
-        if session.split("/")[1] == "1" and hanging.is_set():
+        if free.is_set() or (session.split("/")[1] == "1" and hanging.is_set()):
             raise GenerationError("out of memory")
         name = {"sync": "wait", "async": "wait_async", "stubborn": "wait_stubborn"}[kind]
         return turn(call("inc" if session.split("/")[1] == "1" else name))
