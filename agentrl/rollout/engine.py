@@ -221,5 +221,10 @@ async def _end(rollouts: list[asyncio.Task[Trajectory]]) -> None:
         for rollout in stuck:
             logger.warning("left behind, for it does not end when cancelled: %r", rollout)
     for rollout in rollouts:
-        if rollout.done() and not rollout.cancelled():
-            rollout.exception()  # looked at: asyncio complains of errors that nobody saw
+        rollout.add_done_callback(_look)
+
+
+def _look(rollout: asyncio.Task[Trajectory]) -> None:
+    """Look at the error of a rollout that nobody asks any more: asyncio complains of those that nobody saw."""
+    if not rollout.cancelled():
+        rollout.exception()
