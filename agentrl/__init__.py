@@ -12,13 +12,14 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "EnvironmentFailure": "agentrl.errors",
-    "EpisodeDone": "agentrl.rollout.environments",
+    "EpisodeDone": "agentrl.errors",
     "GRPOConfig": "agentrl.training.arguments",
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
     "RolloutError": "agentrl.errors",
     "ToolBrokenError": "agentrl.errors",
+    "isolated": "agentrl.rollout.isolation.factory",
     "tool": "agentrl.rollout.policy",
 }
 

@@ -23,7 +23,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from agentrl.errors import EnvironmentFailure, ToolDefinitionError
+from agentrl.errors import EnvironmentFailure, EpisodeDone, ToolDefinitionError
 from agentrl.rollout.calling import DeadlineExceeded, call, is_async
 from agentrl.rollout.failures import backoff
 from agentrl.rollout.mistakes import mistake_of
@@ -40,10 +40,6 @@ RETRY_DELAY = 0.2
 """Seconds before the first repetition of a call, doubled for each further one."""
 
 _FREE: AbstractAsyncContextManager[None] = nullcontext()
-
-
-class EpisodeDone(Exception):  # noqa: N818 (an ending, not an error)
-    """Raised by a tool to end the episode; its text is the tool's result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

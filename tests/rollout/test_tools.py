@@ -18,11 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
-from agentrl.errors import ToolDefinitionError
+from agentrl.errors import EpisodeDone, ToolDefinitionError
 from agentrl.rollout.calling import is_async
 from agentrl.rollout.results import MAX_CHARACTERS, render, truncate
 from agentrl.rollout.threads import Threads
-from agentrl.rollout.tools import EpisodeDone, Tool, ToolRunner, make_tools, tool_message
+from agentrl.rollout.tools import Tool, ToolRunner, make_tools, tool_message
 from agentrl.types import ToolCall, ToolResult
 
 
