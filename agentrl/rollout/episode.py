@@ -150,10 +150,11 @@ class Episode:
         """Sample turns and run tools until the episode ends."""
         conversation, renderer, limits = self.conversation, self.stage.renderer, self.stage.limits
         while True:
-            if (limit := reached(limits, self._progress())) is not None:
+            progress = self._progress()
+            if (limit := reached(limits, progress)) is not None:
                 return _outcome_of(limit), limit
             began = time.monotonic()
-            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params())
+            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             self.sampled = turn = Turn(start, stop, sample.finish, seconds=time.monotonic() - began)
@@ -221,8 +222,8 @@ class Episode:
         parsed = self.stage.renderer.parse(ids, self.schemas, first_call=sum(len(t.results) for t in self.turns))
         return parsed.message, parsed.calls
 
-    def _params(self) -> SamplingParams:
-        budget = room(self.stage.limits, self._progress())
+    def _params(self, progress: Progress) -> SamplingParams:
+        budget = room(self.stage.limits, progress)
         return replace(
             self.stage.sampling,
             max_tokens=UNBOUNDED_TURN if budget is None else budget,

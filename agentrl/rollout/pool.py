@@ -129,7 +129,7 @@ class EnvironmentPool:
                     return instance
             # The thread itself puts the instance among the idle ones, and goes on if this rollout is cancelled
             # meanwhile: the instance is not lost.
-            made = self._keep(call(self._create, self._threads, spec.name))
+            made = self._keep(call(self._create, self._threads, spec.name, closings))
             async with deadline(self._timeout, f"making an instance of {spec.class_name}", _SETTING):
                 await asyncio.shield(made)
 
@@ -211,8 +211,7 @@ class EnvironmentPool:
     def _leased_spec(self, instance: Any) -> EnvironmentSpec:
         return self._leased[id(instance)][0]
 
-    def _create(self, name: str | None) -> None:
-        closings = self._closings
+    def _create(self, name: str | None, closings: int) -> None:
         instance = self._factories[name]()
         with self._lock:
             if closings == self._closings:

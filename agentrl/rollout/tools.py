@@ -18,8 +18,8 @@ import itertools
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -180,7 +180,7 @@ class ToolRunner:
         if mistake is not None or tool is None:
             return ToolResult(written, render(f"Error: {mistake}"), failed=True)
         policy = replace(self._policy, **tool.policy) if tool.policy else self._policy
-        async with turn, self._slot(tool, policy):
+        async with turn if policy.max_concurrency is None else self._slot(tool, policy, turn):
             start = time.perf_counter()
             outcome = await self._attempts(tool, written.arguments, policy)
             seconds = time.perf_counter() - start
@@ -191,10 +191,13 @@ class ToolRunner:
         timed_out = isinstance(outcome.error, DeadlineExceeded)
         return ToolResult(written, outcome.content, failed=True, seconds=seconds, timed_out=timed_out)
 
-    def _slot(self, tool: Tool, policy: ToolPolicy) -> AbstractAsyncContextManager[Any]:
-        if policy.max_concurrency is None:
-            return _FREE
-        return self._slots.setdefault(tool.label, asyncio.Semaphore(policy.max_concurrency))
+    @asynccontextmanager
+    async def _slot(
+        self, tool: Tool, policy: ToolPolicy, turn: AbstractAsyncContextManager[Any]
+    ) -> AsyncIterator[None]:
+        assert policy.max_concurrency is not None
+        async with turn, self._slots.setdefault(tool.label, asyncio.Semaphore(policy.max_concurrency)):
+            yield
 
     async def _attempts(self, tool: Tool, arguments: Mapping[str, Any], policy: ToolPolicy) -> _Outcome:
         """Call a tool until it succeeds or may not be repeated."""
