@@ -90,23 +90,14 @@ class RolloutEngine:
         self._recent = FailureWindow(self._failures)
         self._cancelled = threading.Event()
         self._runs = 0
-        standalone = make_tools(tools)
+        self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
+        self._tools = make_tools(tools)
         self.environments: EnvironmentPool | None = None
         if environments is not None:
             self.environments = EnvironmentPool(environments, self._threads, timeout=environment_timeout)
             for spec in self.environments.specs.values():
-                merge_tools(standalone, spec.tools, spec.class_name)
+                merge_tools(self._tools, spec.tools, spec.class_name)
         self._runner = ToolRunner(self._threads, policy=tool_policy, max_failures=tool_max_failures)
-        self._stage = Stage(
-            generator=generator,
-            renderer=renderer,
-            limits=self.limits,
-            sampling=replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids),
-            runner=self._runner,
-            tools=standalone,
-            environments=self.environments,
-            cancelled=self._cancelled,
-        )
 
     def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Play one episode for each task; blocks until all have ended.
@@ -139,7 +130,7 @@ class RolloutEngine:
     @property
     def offers_tools(self) -> bool:
         """Whether episodes can call tools."""
-        return bool(self._stage.tools) or self.environments is not None
+        return bool(self._tools) or self.environments is not None
 
     @property
     def abandoned_calls(self) -> int:
@@ -174,10 +165,20 @@ class RolloutEngine:
 
     async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
         self._cancelled.clear()
+        stage = Stage(
+            generator=self.generator,
+            renderer=self.renderer,
+            limits=self.limits,
+            sampling=self._sampling,
+            runner=self._runner,
+            tools=self._tools,
+            environments=self.environments,
+            cancelled=self._cancelled,
+        )
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
             for i, task in enumerate(tasks):
-                rollouts.append(asyncio.create_task(self._rollout(task, f"{run}/{i}")))
+                rollouts.append(asyncio.create_task(self._rollout(stage, task, f"{run}/{i}")))
                 # One at a time: else every rollout would render and parse before the first tool starts, and
                 # all tools would end together too, so that nothing of our own work hides behind them.
                 await asyncio.sleep(0)
@@ -190,9 +191,9 @@ class RolloutEngine:
         finally:
             await _end(rollouts)
 
-    async def _rollout(self, task: Task, name: str) -> Trajectory:
+    async def _rollout(self, stage: Stage, task: Task, name: str) -> Trajectory:
         for attempt in range(self._failures.retries + 1):
-            trajectory = await Episode(self._stage, task, f"{name}/{attempt + 1}").play()
+            trajectory = await Episode(stage, task, f"{name}/{attempt + 1}").play()
             trajectory.retries = attempt
             if trajectory.failure is None or attempt == self._failures.retries or self._cancelled.is_set():
                 break
