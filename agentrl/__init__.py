@@ -19,6 +19,7 @@ _PUBLIC = {
     "RLOOTrainer": "agentrl.training.rloo",
     "RolloutError": "agentrl.errors",
     "ToolBrokenError": "agentrl.errors",
+    "StepReward": "agentrl.types",
     "isolated": "agentrl.rollout.isolation.factory",
     "tool": "agentrl.rollout.policy",
 }

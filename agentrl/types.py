@@ -99,6 +99,19 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReward:
+    """What a tool returns (or ends an episode with) to give its turn a reward besides the answer to the model.
+
+    Attributes:
+        content: The result, anything that a tool may return; the model does not see the reward.
+        reward: A finite number. It is credited to the turn that made the call and to the turns before.
+    """
+
+    content: Any
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
     """The answer to one call.
 
@@ -109,6 +122,7 @@ class ToolResult:
         seconds: Time the tool took.
         done: The tool ended the episode.
         timed_out: The tool took longer than it may; it also counts as failed.
+        reward: What the tool rewarded the turn with, None if it gave no `StepReward`.
     """
 
     call: ToolCall
@@ -117,6 +131,7 @@ class ToolResult:
     seconds: float = 0.0
     done: bool = False
     timed_out: bool = False
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,7 @@ class Turn:
         finish: Why sampling stopped.
         results: The answers to its tool calls, in call order; empty for a final answer.
         seconds: Time spent sampling.
+        listed_reward: The turn's entry of a list from `get_reward`.
     """
 
     start: int
@@ -157,6 +173,13 @@ class Turn:
     finish: FinishReason
     results: tuple[ToolResult, ...] = ()
     seconds: float = 0.0
+    listed_reward: float | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """What the environment gave for this turn alone, by its tools and `get_reward`; None if nothing."""
+        given = [r for r in (self.listed_reward, *(result.reward for result in self.results)) if r is not None]
+        return sum(given) if given else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +210,8 @@ class Trajectory:
         limit: Which limit, when it was cut.
         turns: The sampled turns.
         environment: The instance that played it, until it is released.
-        reward: What `get_reward` returned, None where the environment has none or does not apply.
+        reward: What `get_reward` returned for the episode, None where the environment has none, it does not apply, or
+            it was a list, whose entries are in `turn_rewards`.
         failure: The cause of `Outcome.ENV_FAILURE`.
         retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
@@ -218,6 +242,13 @@ class Trajectory:
         """
         cut = self.outcome in (Outcome.TRUNCATED, Outcome.TIMEOUT, Outcome.CANCELLED)
         return cut and self.limit is not Limit.TOOL_ITERATIONS
+
+    @property
+    def turn_rewards(self) -> list[float] | None:
+        """One reward a turn, not counting `reward`; None when the environment gave none for any turn."""
+        if all(turn.reward is None for turn in self.turns):
+            return None
+        return [turn.reward or 0.0 for turn in self.turns]
 
     @property
     def sampled_length(self) -> int:

@@ -210,11 +210,15 @@ class Episode:
         if pool is None:
             return None
         try:
-            return await pool.get_reward(self.environment)
+            reward = await pool.get_reward(self.environment, turns=len(self.turns))
         except RewardError:
             raise
         except Exception as error:
             raise _EnvironmentError(error) from error
+        if not isinstance(reward, list):
+            return reward
+        self.turns = [replace(turn, listed_reward=value) for turn, value in zip(self.turns, reward, strict=True)]
+        return None
 
     def _read(self, ids: list[int]) -> tuple[Message, list[ToolCall]]:
         if not self.tools:

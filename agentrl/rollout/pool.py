@@ -145,14 +145,15 @@ class EnvironmentPool:
             observation = await call(instance.reset, self._threads, **arguments)
         return apply_observation(task.prompt, observation, spec.class_name)
 
-    async def get_reward(self, instance: Any) -> float | None:
-        """The reward of the episode that a leased instance has played; None if it owns none."""
+    async def get_reward(self, instance: Any, *, turns: int = 0) -> float | list[float] | None:
+        """The reward of the episode that a leased instance has played in `turns` turns; None if it owns none."""
         spec = self._leased_spec(instance)
         if not spec.has_reward:
             return None
+        arguments = {"turns": turns} if spec.counts_turns else {}
         async with deadline(self._timeout, f"{spec.class_name}.get_reward", _SETTING):
-            reward = await call(instance.get_reward, self._threads)
-        return read_reward(reward, spec.class_name)
+            reward = await call(instance.get_reward, self._threads, **arguments)
+        return read_reward(reward, spec.class_name, turns)
 
     def retire(self, instance: Any) -> None:
         """See to it that a leased instance is not used again: a call that was given up may still be acting on it."""

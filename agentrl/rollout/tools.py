@@ -8,13 +8,15 @@ runs with the same seed must give the same results; async methods overlap as the
 What the model gets wrong goes back to it as text and counts as failed: an unreadable call, an unknown tool,
 wrong arguments, any exception that the tool raises (`SystemExit` included), and a call that takes longer than its
 policy allows. `EpisodeDone` ends the episode. `EnvironmentFailure`, `KeyboardInterrupt` and the cancellation of the
-rollout pass through, and so does the word that a tool is broken altogether (`agentrl.rollout.policy`).
+rollout pass through, and so does the word that a tool is broken altogether (`agentrl.rollout.policy`). A tool that
+gives back (or ends the episode with) a `StepReward` rewards the turn that called it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 import traceback
 from collections import defaultdict
@@ -23,7 +25,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from agentrl.errors import EnvironmentFailure, EpisodeDone, ToolDefinitionError
+from agentrl.errors import EnvironmentFailure, EpisodeDone, RewardError, ToolDefinitionError
 from agentrl.rollout.calling import DeadlineExceeded, call, is_async
 from agentrl.rollout.failures import backoff
 from agentrl.rollout.mistakes import mistake_of
@@ -31,7 +33,7 @@ from agentrl.rollout.policy import MODEL_MISTAKES, Breaker, ToolPolicy, policy_o
 from agentrl.rollout.results import render
 from agentrl.rollout.schemas import function_name, tool_schema
 from agentrl.rollout.threads import Threads
-from agentrl.types import Message, Task, ToolCall, ToolResult
+from agentrl.types import Message, StepReward, Task, ToolCall, ToolResult
 
 RESERVED_NAMES = frozenset({"reset", "get_reward", "close"})
 """Methods of an environment that are never tools, and names that no tool may have."""
@@ -186,7 +188,8 @@ class ToolRunner:
             seconds = time.perf_counter() - start
         if outcome.error is None:
             self._breaker.succeeded(tool.label)
-            return ToolResult(written, outcome.content, seconds=seconds, done=outcome.done)
+            reward = _checked(outcome.reward, tool)
+            return ToolResult(written, outcome.content, seconds=seconds, done=outcome.done, reward=reward)
         self._breaker.failed(tool.label, outcome.error, task)
         timed_out = isinstance(outcome.error, DeadlineExceeded)
         return ToolResult(written, outcome.content, failed=True, seconds=seconds, timed_out=timed_out)
@@ -213,9 +216,9 @@ class ToolRunner:
         try:
             async with scope:
                 value = await call(tool.function, self._threads, **arguments)
-            return _Outcome(render(value))
+            return _told(value)
         except EpisodeDone as ending:
-            return _Outcome(render(ending.args[0] if ending.args else ""), done=True)
+            return _told(ending.args[0] if ending.args else "")._replace(done=True)
         except asyncio.CancelledError as error:
             if _being_cancelled():
                 raise
@@ -235,6 +238,28 @@ class _Outcome(NamedTuple):
     content: str | list[dict[str, Any]]
     error: BaseException | None = None
     done: bool = False
+    reward: Any = None
+
+
+def _told(value: Any) -> _Outcome:
+    """What a tool gave back, with the reward of its turn if it gave one."""
+    if isinstance(value, StepReward):
+        # None would mean that the tool gave no reward; here it is a wrong one.
+        return _Outcome(render(value.content), reward=math.nan if value.reward is None else value.reward)
+    return _Outcome(render(value))
+
+
+def _checked(reward: Any, tool: Tool) -> float | None:
+    """The reward of a `StepReward` as a number."""
+    if reward is None:
+        return None
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"the tool {tool.name!r} gave back a StepReward of {reward!r}; it must be a finite number")
+    return number
 
 
 def tool_message(result: ToolResult) -> Message:

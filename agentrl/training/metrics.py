@@ -38,6 +38,7 @@ class RolloutRecord:
         tool_failures: Calls that failed.
         tool_timeouts: Calls that took longer than they may.
         retries: Attempts before the one that counted.
+        turn_rewards: One reward a turn besides `rewards`, None when the environment gave none by turn.
     """
 
     group: str
@@ -51,10 +52,22 @@ class RolloutRecord:
     tool_failures: int
     tool_timeouts: int = 0
     retries: int = 0
+    turn_rewards: tuple[float, ...] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and sampled tokens."""
+        return self.prompt_tokens + self.sampled_tokens
+
+    @property
+    def scored(self) -> bool:
+        """Whether anything rewarded the rollout."""
+        return self.turn_rewards is not None or any(reward is not None for reward in self.rewards)
 
 
 def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> RolloutRecord:
     """Summarise a trajectory."""
+    by_turn = trajectory.turn_rewards if trajectory.outcome.is_signal else None
     return RolloutRecord(
         group=trajectory.task.group,
         rewards=tuple(rewards),
@@ -67,6 +80,7 @@ def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> Roll
         tool_failures=trajectory.tool_failures,
         tool_timeouts=trajectory.tool_timeouts,
         retries=trajectory.retries,
+        turn_rewards=None if by_turn is None else tuple(by_turn),
     )
 
 

@@ -319,6 +319,21 @@ def test_a_run_whose_environments_die_stops_before_all_tasks_are_played():
     engine.close()
 
 
+def test_a_small_run_that_fails_is_judged_with_the_runs_before_it():
+    """Such as a group that is drawn again: two of six are lost, though all of the second run."""
+
+    class Odd(Counter):
+        def reset(self, number, **kwargs):
+            super().reset()
+            if number:
+                raise ConnectionError("gone")
+
+    engine = engine_of(CALL_THEN_ANSWER, environments=Odd, failures=FailurePolicy(retries=0))
+    engine.run(tasks(4, number=0))
+    assert [t.outcome for t in engine.run(tasks(2, number=1))] == [BAD, BAD]
+    engine.close()
+
+
 def test_a_few_failures_cost_nobody_else_their_rollout():
     class Odd(Counter):
         def reset(self, number, **kwargs):
