@@ -17,8 +17,11 @@ _PUBLIC = {
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
+    "RolloutError": "agentrl.errors",
+    "ToolBrokenError": "agentrl.errors",
     "StepReward": "agentrl.types",
     "isolated": "agentrl.rollout.isolation.factory",
+    "tool": "agentrl.rollout.policy",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -51,6 +51,12 @@ class Outcome(StrEnum):
     ENV_FAILURE = "env_failure"
     """The environment broke; never a training signal."""
     CANCELLED = "cancelled"
+    """The run was cancelled meanwhile; never a training signal."""
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the episode may be rewarded: it was the model that played it to where it ended."""
+        return self not in (Outcome.ENV_FAILURE, Outcome.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,7 @@ class ToolResult:
         failed: Unknown tool, unreadable call, bad arguments, or the tool raised.
         seconds: Time the tool took.
         done: The tool ended the episode.
+        timed_out: The tool took longer than it may; it also counts as failed.
         reward: What the tool rewarded the turn with, None if it gave no `StepReward`.
     """
 
@@ -123,6 +130,7 @@ class ToolResult:
     failed: bool = False
     seconds: float = 0.0
     done: bool = False
+    timed_out: bool = False
     reward: float | None = None
 
 
@@ -205,6 +213,7 @@ class Trajectory:
         reward: What `get_reward` returned for the episode, None where the environment has none, it does not apply, or
             it was a list, whose entries are in `turn_rewards`.
         failure: The cause of `Outcome.ENV_FAILURE`.
+        retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
     """
 
@@ -221,6 +230,7 @@ class Trajectory:
     environment: Any = None
     reward: float | None = None
     failure: Failure | None = None
+    retries: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -254,6 +264,11 @@ class Trajectory:
     def tool_failures(self) -> int:
         """Number of tool calls that failed."""
         return sum(result.failed for turn in self.turns for result in turn.results)
+
+    @property
+    def tool_timeouts(self) -> int:
+        """Number of tool calls that took longer than they may."""
+        return sum(result.timed_out for turn in self.turns for result in turn.results)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -24,6 +24,8 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from agentrl.errors import ConfigurationError
 from agentrl.objectives.aggregation import AGGREGATIONS
+from agentrl.rollout.failures import FailurePolicy
+from agentrl.rollout.limits import require_seconds
 from agentrl.training.objective_checks import check_objective
 from agentrl.training.objective_checks import require as _require
 
@@ -161,6 +163,22 @@ class RolloutConfig(TrainingArguments):
     num_completions_to_print: int | None = _arg(None, "How many of them; None: all.")
     log_unique_prompts: bool = _arg(False, "Show one completion for each prompt only.")
 
+    # What goes wrong
+    rollout_timeout: float | None = _arg(None, "Most seconds from reset() to the last turn; None: no limit.")
+    tool_timeout: float | None = _arg(600.0, "Most seconds of a tool call where @tool says nothing; None: no limit.")
+    tool_max_failures: int | None = _arg(
+        100, "Failed calls of a tool in a row, over all rollouts, that stop the run; None: any number."
+    )
+    environment_timeout: float | None = _arg(
+        600.0, "Most seconds of making an environment, of reset() and of get_reward(), each; None: no limit."
+    )
+    environment_retries: int = _arg(2, "Further attempts at a rollout whose environment failed.")
+    environment_retry_delay: float = _arg(
+        1.0, "Seconds before the first of them, doubled for each further one up to 60; a random part is left out."
+    )
+    max_failure_rate: float = _arg(0.5, "Share of the last rollouts that may be lost to failed environments.")
+    failure_window: int = _arg(100, "How many the last rollouts are.")
+
     def __post_init__(self) -> None:
         if self.use_transformers_paged:
             warnings.warn(
@@ -254,6 +272,13 @@ class RolloutConfig(TrainingArguments):
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
+        for name in ("rollout_timeout", "tool_timeout", "environment_timeout"):
+            require_seconds(name, getattr(self, name))
+        limit = self.tool_max_failures
+        _require(limit is None or limit >= 2, "tool_max_failures", limit, "None or at least 2")
+        FailurePolicy(
+            self.environment_retries, self.environment_retry_delay, self.max_failure_rate, self.failure_window
+        )
 
     def _derive_batch_sizes(self) -> None:
         """Fill in generation_batch_size and steps_per_generation, and check that groups fit."""

@@ -22,7 +22,9 @@ from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.policy import ToolPolicy
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
@@ -35,7 +37,7 @@ from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
 from agentrl.training.windows import BatchRewards, Window, add_turn_advantages, batch_rewards, cut, window_metrics
-from agentrl.types import Outcome, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 
 class Collector:
@@ -119,8 +121,18 @@ class Collector:
                 max_completion_length=args.max_completion_length,
                 max_context=self.generator.max_context,
                 max_tool_iterations=args.max_tool_calling_iterations,
+                rollout_timeout=args.rollout_timeout,
             ),
             sampling=self.sampling,
+            failures=FailurePolicy(
+                retries=args.environment_retries,
+                delay=args.environment_retry_delay,
+                max_rate=args.max_failure_rate,
+                window=args.failure_window,
+            ),
+            environment_timeout=args.environment_timeout,
+            tool_policy=ToolPolicy(timeout=args.tool_timeout),
+            tool_max_failures=args.tool_max_failures,
         )
         pool = self.engine.environments
         columns = _common_columns(datasets)
@@ -163,7 +175,7 @@ class Collector:
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
         """
-        draw = self._draw(tasks, part_of=len(tasks))
+        draw = self._draw(tasks)
         everywhere, mine = self._gather(draw.records)
         rewards = self._rewards_of(everywhere)
         discarded = Discarded()
@@ -175,7 +187,7 @@ class Collector:
             # Rows of all processes are in window order, so the number of a group is its position.
             groups = rewards.group_R[flat_R].unique().tolist()
             rows = flat_R[mine].nonzero()[:, 0].tolist()
-            draw.replace(rows, self._draw(redraw(groups, discarded.rounds), part_of=len(tasks)))
+            draw.replace(rows, self._draw(redraw(groups, discarded.rounds)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
         trained = [self._is_trained(*row) for row in zip(draw.trajectories, draw.records, strict=True)]
@@ -209,9 +221,9 @@ class Collector:
             log=log,
         )
 
-    def _draw(self, tasks: list[Task], *, part_of: int) -> Draw:
-        """Play tasks, which belong to a batch of `part_of`, and reward them."""
-        trajectories = self._play(tasks, part_of)
+    def _draw(self, tasks: list[Task]) -> Draw:
+        """Play tasks and reward them."""
+        trajectories = self._play(tasks)
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
@@ -246,13 +258,13 @@ class Collector:
 
     # Playing ------------------------------------------------------------------------------------------------
 
-    def _play(self, tasks: list[Task], part_of: int) -> list[Trajectory]:
+    def _play(self, tasks: list[Task]) -> list[Trajectory]:
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
-        return self.engine.run(tasks, part_of=part_of)
+        return self.engine.run(tasks)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
@@ -280,7 +292,7 @@ class Collector:
         return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
-        if trajectory.outcome is Outcome.ENV_FAILURE or not record.scored:
+        if not trajectory.outcome.is_signal or not record.scored:
             return False
         return not (self.args.mask_truncated_completions and trajectory.truncated)
 

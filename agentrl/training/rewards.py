@@ -25,11 +25,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigurationError, RewardError
+from agentrl.rollout.calling import is_async
 from agentrl.rollout.schemas import function_name
-from agentrl.rollout.threads import is_async
 from agentrl.training.reward_functions import RewardFunction, distinct_names
 from agentrl.training.reward_models import RewardModel
-from agentrl.types import Outcome, Trajectory
+from agentrl.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class RewardSet:
             RewardError: A function returned something that is not one reward per completion.
         """
         count = len(trajectories)
-        rows = [row for row, t in enumerate(trajectories) if t.outcome is not Outcome.ENV_FAILURE]
+        rows = [row for row, t in enumerate(trajectories) if t.outcome.is_signal]
         offered = self._offered([trajectories[row] for row in rows]) | {
             "trainer_state": trainer_state,
             "log_extra": None if log_extra is None else _column_logger(log_extra, rows, count),

@@ -142,7 +142,7 @@ def whole_and_resumed(
     folder: Path, *, algorithm: str = "grpo", at: int = 2, steps: int = 4, **options: Any
 ) -> tuple[RolloutTrainer, RolloutTrainer]:
     """Train in one go; train again up to a checkpoint, and the rest with a new trainer that resumes from it."""
-    options = {"dataset": rows(6), "save_strategy": "steps", "save_steps": at, **options}
+    options = {"dataset": rows(6), "save_strategy": "steps", "save_steps": at, "generator": local, **options}
     whole = make_trainer(algorithm, folder / "whole", max_steps=steps, **options)
     whole.train()
     make_trainer(algorithm, folder / "parts", max_steps=at, **options).train()

@@ -35,7 +35,8 @@ def test_no_name_is_missing_and_the_additions_are_known(cls, count):
     documented = set(DOCUMENTED[cls.__name__])
     assert len(documented) == count
     added = {field.name for field in dataclasses.fields(cls)} - documented
-    own = {"dynamic_sampling_max_rounds"}
+    own = {"dynamic_sampling_max_rounds", *TIMEOUTS, "tool_max_failures"}
+    own |= {"environment_retries", "environment_retry_delay", "max_failure_rate", "failure_window"}
     own |= {"max_tool_calling_iterations"} if cls is RLOOConfig else {"turn_discount"}
     assert added == {"activation_checkpointing", "activation_checkpointing_kwargs"} | own
 
@@ -113,6 +114,8 @@ def test_scale_rewards_takes_booleans_too(value, tmp_path):
     assert make(GRPOConfig, tmp_path, scale_rewards=value).scale_rewards == expected
 
 
+TIMEOUTS = ("rollout_timeout", "tool_timeout", "environment_timeout")
+
 WRONG = [
     ("temperature", 0.0),
     ("temperature", float("nan")),
@@ -140,11 +143,17 @@ WRONG = [
     ("vllm_importance_sampling_mode", "row_mask"),
     ("vllm_importance_sampling_clip_min", -1.0),
     ("vllm_importance_sampling_clip_max", 0.0),
+    *((name, value) for name in TIMEOUTS for value in (float("inf"), float("nan"), 0, -1, "5")),
+    ("tool_max_failures", 1),
+    ("environment_retries", -1),
+    ("environment_retry_delay", -1.0),
+    ("max_failure_rate", 1.5),
+    ("failure_window", 0),
 ]
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_value_is_refused_by_name(name, value, tmp_path):
+def test_a_wrong_value_is_refused_by_name_F09(name, value, tmp_path):
     with pytest.raises(ConfigurationError, match=rf"^{name}="):
         make(GRPOConfig, tmp_path, **{name: value})
 
@@ -224,6 +233,11 @@ def test_the_old_name_of_the_largest_weight_is_mapped_with_a_warning(tmp_path):
     with pytest.warns(FutureWarning, match="vllm_importance_sampling_clip_max"):
         config = make(GRPOConfig, tmp_path, vllm_importance_sampling_cap=2.0)
     assert config.vllm_importance_sampling_clip_max == 2.0
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+def test_none_means_no_timeout_F09(name, tmp_path):
+    assert getattr(make(GRPOConfig, tmp_path, **{name: None}), name) is None
 
 
 def test_dr_grpo_needs_a_length_to_divide_by(tmp_path):
