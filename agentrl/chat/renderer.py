@@ -15,18 +15,17 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.families import recognise
 from agentrl.chat.formats import ResponseFormat, derive_response_template, load_format
-from agentrl.chat.messages import REASONING_FIELDS, clean_messages
+from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
-from agentrl.chat.prefix import tool_schema
-from agentrl.chat.template import Template, exact_template, own_template
-from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn, find_turn_end
+from agentrl.chat.repair import Choice, exact_template
+from agentrl.chat.suffixes import SuffixRule
+from agentrl.chat.template import Template, own_template
+from agentrl.chat.turns import TurnEnd, find_turn_end, no_end_of_turn
 from agentrl.errors import TemplateError
 from agentrl.types import Message, Prompt
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""
-_QUESTION: Message = {"role": "user", "content": "stand-in"}
-_TOOLS = [tool_schema("stand_in")]
 
 
 class Renderer:
@@ -34,6 +33,7 @@ class Renderer:
 
     Attributes:
         stop_ids: Ids that end a turn: the tokenizer's EOS, `eos_ids`, and the template's end-of-turn token.
+        choice: Which template is used and why; None without tools, where it is the tokenizer's own.
     """
 
     def __init__(
@@ -59,10 +59,9 @@ class Renderer:
         """
         self._tokenizer = tokenizer
         own = own_template(tokenizer, template_kwargs or {}, tools)
-        self._template = exact_template(own) if tools else own
+        self.choice: Choice | None = exact_template(own) if tools else None
+        self._template = own if self.choice is None else self.choice.template
         self._end = None if self._template is None else find_turn_end(tokenizer, self._template.render)
-        if tools and self._end is None:
-            raise _no_end_of_turn()
         end_ids = () if self._end is None or self._end.id is None else (self._end.id,)
         eos_id = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_ids: frozenset[int] = frozenset((*eos_id, *end_ids, *eos_ids))
@@ -74,12 +73,11 @@ class Renderer:
                 "and does not write them as JSON objects between fixed markers. Set "
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
-        self._added_tokens = added_tokens(tokenizer)
+        self._suffixes = (
+            None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
+        )
         self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
-        self._turns: dict[tuple[str, bool], str] = {}
-        self._suffixes: dict[tuple[int, str, str, bool], tuple[int, ...]] = {}
         self._decode = _decoder(tokenizer)
-        self._encode_after = partial(_encode_after, tokenizer)
 
     def prompt_ids(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> list[int]:
         """Encode a prompt.
@@ -143,41 +141,9 @@ class Renderer:
         Raises:
             TemplateError: The template cannot render the messages, or has no end of turn.
         """
-        if self._template is None or self._end is None:
-            raise _no_end_of_turn()
-        turn = _stand_in(assistant)
-        # Environments often give the same few answers, and then this is all that a suffix costs.
-        key = (last_id, repr(turn), repr(results), tools is not None)
-        if (known := self._suffixes.get(key)) is None:
-            known = self._render_suffix(self._end, last_id, [_QUESTION, turn], results, _TOOLS if tools else None)
-            self._suffixes[key] = known
-            if len(self._suffixes) > _CACHED:
-                del self._suffixes[next(iter(self._suffixes))]
-        return list(known)
-
-    def _render_suffix(
-        self,
-        end: TurnEnd,
-        last_id: int,
-        history: list[Message],
-        results: list[Message],
-        tools: list[dict[str, Any]] | None,
-    ) -> tuple[int, ...]:
-        """Render a stand-in conversation with and without the results, and encode what they add to it."""
-        assert self._template is not None
-        grown = self._template.render_quickly([*history, *results], tools, True)
-        text = cut_after_turn(self._turn_text(history, tools), grown, end, last_id, self._added_tokens)
-        return self._encode_after(end.anchor, text)
-
-    def _turn_text(self, history: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        """Render a stand-in turn without what follows, or take it from the cache."""
-        assert self._template is not None
-        key = (repr(history[-1]), tools is not None)
-        if key not in self._turns:
-            self._turns[key] = self._template.render(history, tools, False)
-            if len(self._turns) > _CACHED:
-                del self._turns[next(iter(self._turns))]
-        return self._turns[key]
+        if self._suffixes is None:
+            raise no_end_of_turn()
+        return self._suffixes.ids(last_id, assistant, results, tools is not None and len(tools) > 0)
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
         """Read a sampled turn; see `agentrl.chat.parsing` for the rules.
@@ -209,13 +175,6 @@ class Renderer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _no_end_of_turn() -> TemplateError:
-    return TemplateError(
-        "The chat template writes no special token that ends a turn of the assistant, so it is not known "
-        "where sampling stops and what follows. Set `tokenizer.chat_template` to one that does."
-    )
-
-
 def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | None:
     """The tokenizer's own response template, else the family's, else one found by rendering calls."""
     own = getattr(template.tokenizer, "response_template", None)
@@ -232,32 +191,9 @@ def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | No
     return None if derived is None else load_format(derived)
 
 
-def _stand_in(assistant: Message) -> Message:
-    """A short turn of the same shape: what the rendering of the results can depend on."""
-    reasoning = {name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None}
-    turn = {"role": "assistant", "content": "c" if assistant.get("content") else "", **reasoning}
-    calls = assistant.get("tool_calls")
-    if not calls:
-        return turn
-    return {**turn, "tool_calls": [_stand_in_call(call) for call in calls]}
-
-
-def _stand_in_call(call: dict[str, Any]) -> dict[str, Any]:
-    name = call.get("function", call).get("name")
-    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
-
-
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
     """Decode with special tokens and nothing cleaned up; straight from the backend, which is much quicker."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return partial(backend.decode, skip_special_tokens=False)
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _encode_after(tokenizer: PreTrainedTokenizerBase, stop_id: int, text: str) -> tuple[int, ...]:
-    """Encode text that follows a stop token, so that it is tokenised as within a whole conversation."""
-    stop_text = tokenizer.convert_ids_to_tokens(stop_id)
-    ids = tokenizer(f"{stop_text}{text}", add_special_tokens=False, padding=False)["input_ids"]
-    # Some tokenizers put a space in front of the text, hence no fixed place.
-    return tuple(ids[ids.index(stop_id) + 1 :])

@@ -112,3 +112,11 @@ def cut_after_turn(turn: str, grown: str, end: TurnEnd, last_id: int, tokens: re
     rest = grown[len(turn) :]
     marker = tokens.search(rest)
     return rest[marker.end() :] if marker is not None and last_id in end.markers else rest
+
+
+def no_end_of_turn() -> TemplateError:
+    """Say that a template has no end of turn."""
+    return TemplateError(
+        "The chat template writes no special token that ends a turn of the assistant, so it is not known "
+        "where sampling stops and what follows. Set `tokenizer.chat_template` to one that does."
+    )
