@@ -31,25 +31,24 @@ class CallSyntax(StrEnum):
     """How a model writes tool calls. `{}` stands for a JSON object of arguments."""
 
     HERMES = "hermes"
-    """`<tool_call>{"name": "f", "arguments": {}}</tool_call>`: Qwen2.5, Qwen3, SmolLM3 (xml tools), Hermes forks."""
+    """`<tool_call>{"name": "f", "arguments": {}}</tool_call>`: Qwen2.5, Qwen3, SmolLM3 (XML tools), Hermes."""
     XML = "xml"
     """`<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`: Qwen3.5, Qwen3-Coder, Nemotron 3."""
     GLM = "glm"
     """`<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`: GLM 4.5, 4.6, 4.7."""
-    DEEPSEEK_V3 = "deepseek_v3"
-    """`<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a fenced JSON block: DeepSeek V3, R1."""
-    DEEPSEEK_V31 = "deepseek_v31"
-    """`<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>`: DeepSeek V3.1."""
+    DEEPSEEK = "deepseek"
+    """`<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a fenced JSON block (V3, R1), or
+    `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}` (V3.1), each up to `<｜tool▁call▁end｜>`."""
     LLAMA = "llama"
-    """`{"name": "f", "parameters": {}}`, maybe after `<|python_tag|>`, as the whole turn: Llama 3.1, 3.2, 3.3."""
+    """`{"name": "f", "parameters": {}}`, or `<|python_tag|>` and such objects or `f.call(k="v")`: Llama 3.1, 3.2, 3.3."""
     PYTHONIC = "pythonic"
-    """`[f(a=1), g()]` as the whole turn: Llama 4, Llama 3.2 in its own words."""
+    """`[f(a=1), g()]` at the start of a line, maybe within `<|python_start|>` and `<|python_end|>`: Llama 4."""
     LFM2 = "lfm2"
     """`<|tool_call_start|>[f(a=1)]<|tool_call_end|>`: LFM2, LFM2.5."""
     MISTRAL = "mistral"
-    """`[TOOL_CALLS][{"name": "f", "arguments": {}}]` and `[TOOL_CALLS]f[ARGS]{}`: Mistral, Ministral, Magistral."""
+    """`[TOOL_CALLS][{"name": "f", "arguments": {}}]` or `[TOOL_CALLS]f[ARGS]{}`: Mistral, Ministral, Magistral."""
     HARMONY = "harmony"
-    """Messages on channels; a call is a message to `functions.f`: GPT-OSS. Holds reasoning and content too."""
+    """Messages on channels, a call being a message to `functions.f`; also says what is reasoning: GPT-OSS."""
     COHERE = "cohere"
     """`<|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>`: Command R7B, Command A."""
     GEMMA = "gemma"
@@ -59,7 +58,24 @@ class CallSyntax(StrEnum):
     PHI = "phi"
     """`<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>`: Phi-4-mini."""
     PYTHON_TAGS = "python_tags"
-    """`<code>f(a=1)</code>`: SmolLM3 (python tools)."""
+    """`<code>f(a=1)</code>`: SmolLM3 (Python tools)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """JSON objects between literal markers, for models of no known family.
+
+    Attributes:
+        opening: What stands in front of the object, or of a list of them.
+        closing: What ends it.
+        name_key: The key that holds the tool's name.
+        arguments_key: The key that holds its arguments.
+    """
+
+    opening: str
+    closing: str
+    name_key: str = "name"
+    arguments_key: str = "arguments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +97,7 @@ class TurnFormat:
         framing: Further tokens around content, dropped from it, such as `<|START_RESPONSE|>`.
     """
 
-    calls: CallSyntax | None
+    calls: CallSyntax | JsonCalls | None
     reasoning: Reasoning | None = Reasoning()
     framing: tuple[str, ...] = ()
 
