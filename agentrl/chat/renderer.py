@@ -62,7 +62,7 @@ class Renderer:
         self.choice: Choice | None = exact_template(own) if tools else None
         self._template = own if self.choice is None else self.choice.template
         self._end = None if self._template is None else find_turn_end(tokenizer, self._template.render)
-        end_ids = () if self._end is None or self._end.id is None else (self._end.id,)
+        end_ids = frozenset[int]() if self._end is None else self._end.ids
         eos_id = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_ids: frozenset[int] = frozenset((*eos_id, *end_ids, *eos_ids))
         self._prompt = "" if self._template is None else self._template.generation_prompt

@@ -199,7 +199,8 @@ def _wrong_suffix(render: Render, messages: list[Message], rule: SuffixRule, end
 
 def _tail(render: Render, messages: list[Message], turn: int, end: TurnEnd) -> str:
     """What a conversation has after a turn, found as the common end of renderings with two different turns."""
-    if end.text is None:
+    written = end.written(render(messages[: turn + 1], PROBE_TOOLS, False))
+    if written is None:
         return render(messages, PROBE_TOOLS, True).removeprefix(render(messages[: turn + 1], PROBE_TOOLS, False))
     texts = []
     for mark in ("qa", "qb"):  # what differs last in the turn is the last thing that it writes
@@ -211,7 +212,7 @@ def _tail(render: Render, messages: list[Message], turn: int, end: TurnEnd) -> s
         changed = {**changed, "content": content, "tool_calls": calls}
         texts.append(render([*messages[:turn], changed, *messages[turn + 1 :]], PROBE_TOOLS, True))
     common = commonprefix([text[::-1] for text in texts])[::-1]
-    return common.partition(end.text)[2]
+    return common.partition(written)[2]
 
 
 def _rewrites_turns_only(render: Render, messages: list[Message], end: TurnEnd) -> bool:
@@ -225,7 +226,7 @@ def _rewrites_turns_only(render: Render, messages: list[Message], end: TurnEnd) 
     prompt = render(messages[: turns[0]], PROBE_TOOLS, True).removeprefix(start)
     for turn, after in _rounds(messages):
         tail = _tail(render, messages[:after], turn, end)
-        kept = f"{end.text}{tail.removesuffix(prompt)}"
+        kept = f"{end.written(render(messages[: turn + 1], PROBE_TOOLS, False))}{tail.removesuffix(prompt)}"
         position = whole.find(kept, position)
         if position < 0:
             return False
