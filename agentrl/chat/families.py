@@ -30,8 +30,7 @@ class Family:
         markers: What the chat template must contain.
         foreign: What it must not contain: the markers of relatives with another format.
         format: How a turn is written.
-        training_template: File in `chat_templates/`; None where every member's own template is exact, or where the
-            family has no tools.
+        training_template: File in `chat_templates/`; None where the members' own templates are exact or show no tools.
         facts: What the training template has to know of the member's own: name of a variable, and a pattern whose
             group is searched in the own rendering of a question.
     """
@@ -117,12 +116,7 @@ FAMILIES = (
         training_template="gemma4.jinja",
     ),
     Family("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _NO_CALLS),
-    Family(
-        "Phi-4-mini",
-        ("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|end|>"),
-        TurnFormat(CallSyntax.PHI, reasoning=None),
-        training_template="phi4_mini.jinja",
-    ),
+    Family("Phi-4-mini", ("<|tool|>", "<|/tool|>", "<|end|>"), TurnFormat(CallSyntax.PHI, reasoning=None)),
     Family("Phi-3", ("<|end|>", "<|assistant|>", "<|user|>"), _NO_CALLS, foreign=("<|tool|>", "<|observation|>")),
     Family(
         "Command",
