@@ -53,6 +53,13 @@ _COHERE = ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>")
 
 # The first match counts: a family stands in front of those whose markers are a part of its own.
 FAMILIES = (
+    Family(
+        "SmolLM3",
+        ("<|im_start|>", "Reasoning Mode: ", "xml_tools", "python_tools"),
+        _HERMES,
+        training_template="smollm3.jinja",
+        facts={"persona": r"## Custom Instructions\n\n((?s:.*?))\n\n<\|im_start\|>"},
+    ),
     Family("Nemotron 3", (*_CHATML, *_XML, "<name>", "<description>", "</think>"), TurnFormat(CallSyntax.XML)),
     Family("Qwen3.5", (*_CHATML, *_QWEN, *_XML, "</think>"), TurnFormat(CallSyntax.XML)),
     Family("Qwen3-VL", (*_CHATML, *_QWEN, "<|vision_start|>"), _HERMES, foreign=_XML),
