@@ -55,7 +55,7 @@ _COHERE = ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>")
 FAMILIES = (
     Family(
         "SmolLM3",
-        ("<|im_start|>", "Reasoning Mode: ", "xml_tools", "python_tools"),
+        ("<|im_start|>", "Reasoning Mode: ", "## Custom Instructions"),
         _HERMES,
         training_template="smollm3.jinja",
         facts={"persona": r"## Custom Instructions\n\n((?s:.*?))\n\n<\|im_start\|>"},

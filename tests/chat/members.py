@@ -1,0 +1,137 @@
+"""Models whose own chat templates are at hand: in trl (Apache-2.0), a development dependency.
+
+Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its template as an added token.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agentrl.chat.template import Template
+
+_TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
+_MARKER = re.compile(
+    r"<\|[^|<>\s]{1,40}\|?>|<[^|<>\s]{1,30}\|>|<｜[^<>\s]{1,40}｜>|\[/?[A-Z_]{3,20}\]"
+    r"|</?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|image|arg_key|arg_value)>"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model.
+
+    Attributes:
+        name: The model, as the table of the documentation names it.
+        file: Its own template in trl.
+        family: The family that it must be recognised as.
+        eos: What it declares as EOS, further ones behind the first.
+        variables: Variables for its template.
+        changes: Texts of the file to replace, for relatives that differ in these.
+        parallel: Whether it can make several calls in a turn.
+        images: Whether it takes images.
+    """
+
+    name: str
+    file: str
+    family: str
+    eos: tuple[str, ...] = ("<|im_end|>",)
+    variables: dict[str, Any] = field(default_factory=dict)
+    changes: tuple[tuple[str, str], ...] = ()
+    parallel: bool = True
+    images: bool = False
+
+    @property
+    def source(self) -> str:
+        text = (_TRL / f"{self.file}.jinja").read_text(encoding="utf-8")
+        for old, new in self.changes:
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+    @property
+    def template(self) -> Template:
+        return Template(self.tokenizer(), self.source, self.variables)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        tokenizer = _tokenizer(self.file, self.eos)
+        tokenizer.chat_template = self.source
+        return tokenizer
+
+    @property
+    def eos_ids(self) -> list[int]:
+        return [self.tokenizer().get_added_vocab()[text] for text in self.eos]
+
+
+@cache
+def _tokenizer(file: str, eos: tuple[str, ...]) -> PreTrainedTokenizerFast:
+    """One token a byte; trained merges are the business of other tests."""
+    source = (_TRL / f"{file}.jinja").read_text(encoding="utf-8")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    markers = sorted({*_MARKER.findall(source), *eos, "<bos>"})
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markers])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token=eos[0], pad_token=eos[0])
+
+
+_THINKING = (
+    (
+        "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking",
+        "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable_thinking",
+    ),
+)
+_LLAMA = ("<|eot_id|>", "<|eom_id|>")
+_DEEPSEEK = ("<｜end▁of▁sentence｜>",)
+_GEMMA = ("<turn|>", "<|tool_response>")
+_QUIET = {"enable_thinking": False}
+
+TOOL_USERS = (
+    Member("Qwen3", "qwen3", "Qwen3"),
+    Member("Qwen3, not thinking", "qwen3", "Qwen3", variables=_QUIET),
+    Member("Qwen3-Thinking-2507", "qwen3", "Qwen3", changes=_THINKING),
+    Member("Qwen3-Instruct-2507", "qwen3_instruct_2507", "Qwen2.5"),
+    Member("Qwen2.5", "qwen2_5", "Qwen2.5"),
+    Member("Llama 3.1", "llama3_1", "Llama 3", _LLAMA),
+    Member("Llama 3.2", "llama3_2", "Llama 3", _LLAMA),
+    Member("GPT-OSS", "gptoss", "GPT-OSS", ("<|return|>", "<|call|>"), parallel=False),
+    Member("DeepSeek-R1", "deepseekv3", "DeepSeek-V3", _DEEPSEEK),
+    Member("DeepSeek-R1-Distill", "deepseek_r1_distill", "DeepSeek-V3", _DEEPSEEK),
+    Member("GLM-4.5", "glm4moe", "GLM-4-MoE", ("<|endoftext|>", "<|user|>", "<|observation|>")),
+    Member("GLM-4.5, not thinking", "glm4moe", "GLM-4-MoE", ("<|endoftext|>", "<|user|>", "<|observation|>"), _QUIET),
+    Member("Gemma 4 (first revision)", "gemma4_v2", "Gemma 4", _GEMMA),
+    Member("Gemma 4", "gemma4_v5", "Gemma 4", _GEMMA),
+    Member("Gemma 4, thinking", "gemma4_v5", "Gemma 4", _GEMMA, {"enable_thinking": True}),
+    Member("Qwen3.5", "qwen3_5_think", "Qwen3.5"),
+    Member("Qwen3.5, small", "qwen3_5_nothink", "Qwen3.5"),
+    Member("Qwen3.6", "qwen3_6", "Qwen3.5"),
+    Member("Qwen3.6, not thinking", "qwen3_6", "Qwen3.5", variables=_QUIET),
+    Member("Qwen3.8", "qwen3_8", "Qwen3.5"),
+    Member("Nemotron 3 Nano", "nemotron_3_nano", "Nemotron 3"),
+    Member("Nemotron 3 Super", "nemotron_3_super", "Nemotron 3"),
+    Member("Nemotron 3 Ultra", "nemotron_3_ultra", "Nemotron 3"),
+    Member("LFM2 (first revision)", "lfm2", "LFM2"),
+    Member("LFM2", "lfm2_v2", "LFM2"),
+    Member("LFM2.5", "lfm2_2_5_v2", "LFM2.5"),
+    Member("Qwen3-VL", "qwen3_vl", "Qwen3-VL", images=True),
+)
+"""Models with tools, the most widely used first."""
+
+OTHERS = (
+    Member("Cohere 2 (Tiny Aya)", "cohere2", "Cohere 2", ("<|END_OF_TURN_TOKEN|>",)),
+    Member("Phi-3", "phi3", "Phi-3", ("<|endoftext|>", "<|end|>")),
+    Member("Phi-3.5", "phi3_5", "Phi-3", ("<|endoftext|>", "<|end|>")),
+    Member("Gemma 3", "gemma3", "Gemma 3", ("<eos>", "<end_of_turn>"), images=True),
+    Member("Qwen2-VL, Qwen2.5-VL", "qwen2_5_vl", "Qwen2-VL", images=True),
+    Member("LLaVA-NeXT", "llava_next", "LLaVA-NeXT", ("</s>",), images=True),
+    Member("SmolVLM, SmolVLM2", "smolvlm", "SmolVLM", ("<end_of_utterance>",), images=True),
+)
+"""Models whose own templates show no calls."""
