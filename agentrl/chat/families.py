@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib.resources
 import json
 from dataclasses import dataclass
-from typing import Any
 
+from agentrl.chat.formats import CallSyntax, TurnFormat
 from agentrl.chat.prefix import Render
 
 
@@ -22,33 +22,19 @@ class Family:
     Attributes:
         name: Name for messages to the user.
         training_template: File in `chat_templates/`.
-        response_template: How transformers parses a turn.
+        format: How a turn is written.
         markers: What the chat template must contain.
         foreign: What it must not contain: the markers of relatives with another format.
     """
 
     name: str
     training_template: str
-    response_template: dict[str, Any]
+    format: TurnFormat
     markers: tuple[str, ...]
     foreign: tuple[str, ...]
 
 
-_HERMES_CALLS = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close": "<|im_end|>", "repeats": True, "join": "\n", "content": "text"},
-    },
-}
+_HERMES = TurnFormat(CallSyntax.HERMES)
 
 _QWEN_MARKERS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "<tool_response>", "<tools>")
 # Qwen3.5 and later write calls as XML; the VL models have content blocks.
@@ -58,14 +44,14 @@ FAMILIES = (
     Family(
         name="Qwen3",
         training_template="qwen3.jinja",
-        response_template=_HERMES_CALLS,
+        format=_HERMES,
         markers=(*_QWEN_MARKERS, "</think>", "reasoning_content"),
         foreign=_QWEN_FOREIGN,
     ),
     Family(
         name="Qwen2.5",
         training_template="qwen2_5.jinja",
-        response_template=_HERMES_CALLS,
+        format=_HERMES,
         markers=_QWEN_MARKERS,
         foreign=(*_QWEN_FOREIGN, "<think>", "</think>"),
     ),

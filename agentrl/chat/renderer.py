@@ -13,8 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.chat.families import recognise
-from agentrl.chat.formats import ResponseFormat, derive_response_template, load_format
+from agentrl.chat.derivation import find_format
 from agentrl.chat.messages import REASONING_FIELDS, clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
 from agentrl.chat.prefix import tool_schema
@@ -67,11 +66,15 @@ class Renderer:
         eos_id = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_ids: frozenset[int] = frozenset((*eos_id, *end_ids, *eos_ids))
         self._prompt = "" if self._template is None else self._template.generation_prompt
-        self._format = None if self._template is None else _find_format(self._template, self._end)
+        self._format = (
+            None
+            if self._template is None
+            else find_format(self._template, None if self._end is None else self._end.text)
+        )
         if tools and (self._format is None or self._format.calls is None):
             raise TemplateError(
-                "It is not known how this model writes tool calls: its chat template is of no known family "
-                "and does not write them as JSON objects between fixed markers. Set "
+                "It is not known how this model writes tool calls: its chat template is of no known family, "
+                "and no known format reads back the calls that it renders. Set "
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._added_tokens = added_tokens(tokenizer)
@@ -214,22 +217,6 @@ def _no_end_of_turn() -> TemplateError:
         "The chat template writes no special token that ends a turn of the assistant, so it is not known "
         "where sampling stops and what follows. Set `tokenizer.chat_template` to one that does."
     )
-
-
-def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | None:
-    """The tokenizer's own response template, else the family's, else one found by rendering calls."""
-    own = getattr(template.tokenizer, "response_template", None)
-    if own is not None:
-        return load_format(own)
-    family = recognise(template.source)
-    if family is not None:
-        return load_format(family.response_template)
-    try:
-        derived = derive_response_template(template.render, None if end is None else end.text)
-    except TemplateError:
-        # A template without tools may raise on calls.
-        return None
-    return None if derived is None else load_format(derived)
 
 
 def _stand_in(assistant: Message) -> Message:
