@@ -11,12 +11,11 @@ import importlib.resources
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl.chat.formats import CallSyntax, Reasoning, TurnFormat
-from agentrl.chat.prefix import Render, call_id, tool_call, tool_schema
+from agentrl.chat.prefix import Render
+from agentrl.chat.turns import prompt_after_results
 from agentrl.errors import TemplateError
 from agentrl.types import Message
 
@@ -188,8 +187,8 @@ def training_template(family: Family, own: Render) -> str:
     source = folder.joinpath(family.training_template).read_text(encoding="utf-8")
     known = {
         "default_system": _default_system(own),
-        "generation_prompt": _added(own, [_QUESTION]),
-        "results_prompt": _results_prompt(own),
+        "generation_prompt": own([_QUESTION], None, True).removeprefix(own([_QUESTION], None, False)),
+        "results_prompt": prompt_after_results(own),
         **{name: _fact(family, name, pattern, own) for name, pattern in family.facts.items()},
     }
     values = {name: "none" if value is None else json.dumps(value) for name, value in known.items()}
@@ -197,20 +196,6 @@ def training_template(family: Family, own: Render) -> str:
 
 
 _QUESTION: Message = {"role": "user", "content": "probe"}
-
-
-def _added(own: Render, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
-    """What a generation prompt adds to messages."""
-    return own(messages, tools, True).removeprefix(own(messages, tools, False))
-
-
-def _results_prompt(own: Render) -> str:
-    """What a template writes in front of the turn that answers results; nothing where it cannot render them."""
-    turn = {"role": "assistant", "content": "", "tool_calls": [tool_call(0, "probe", {"key": "value"})]}
-    result = {"role": "tool", "name": "probe", "tool_call_id": call_id(0), "content": "probe"}
-    with suppress(TemplateError):
-        return _added(own, [_QUESTION, turn, result], [tool_schema("probe")])
-    return ""
 
 
 def _fact(family: Family, name: str, pattern: str, own: Render) -> str:

@@ -13,14 +13,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.chat.families import recognise
-from agentrl.chat.formats import ResponseFormat, derive_response_template, load_format
+from agentrl.chat.derivation import find_format
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
 from agentrl.chat.repair import Choice, exact_template
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template, own_template
-from agentrl.chat.turns import TurnEnd, find_turn_end, no_end_of_turn
+from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
 from agentrl.types import Message, Prompt
 
@@ -66,11 +65,16 @@ class Renderer:
         eos_id = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_ids: frozenset[int] = frozenset((*eos_id, *end_ids, *eos_ids))
         self._prompt = "" if self._template is None else self._template.generation_prompt
-        self._format = None if self._template is None else _find_format(self._template, self._end)
+        self._results_prompt = prompt_after_results(self._template.render) if tools and self._template else ""
+        self._format = (
+            None
+            if self._template is None
+            else find_format(self._template, None if self._end is None else self._end.text)
+        )
         if tools and (self._format is None or self._format.calls is None):
             raise TemplateError(
-                "It is not known how this model writes tool calls: its chat template is of no known family "
-                "and does not write them as JSON objects between fixed markers. Set "
+                "It is not known how this model writes tool calls: its chat template is of no known family, "
+                "and no known format reads back the calls that it renders. Set "
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._suffixes = (
@@ -161,7 +165,9 @@ class Renderer:
         text = self._decode(ids)
         if self._format is None:
             return ParsedTurn({"role": "assistant", "content": text.strip()}, [])
-        return parse_turn(text, self._format, prompt=self._prompt, tools=tools, first_call=first_call)
+        # Some templates open a thought only in front of a first turn: one that answers results goes on with the last.
+        prompt = self._results_prompt if first_call else self._prompt
+        return parse_turn(text, self._format, prompt=prompt, tools=tools, first_call=first_call)
 
     def text(self, ids: list[int]) -> str:
         """Decode ids without special tokens, for the completion of a text prompt.
@@ -175,20 +181,8 @@ class Renderer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | None:
-    """The tokenizer's own response template, else the family's, else one found by rendering calls."""
-    own = getattr(template.tokenizer, "response_template", None)
-    if own is not None:
-        return load_format(own)
-    family = recognise(template.source)
-    if family is not None:
-        return load_format(family.response_template)
-    try:
-        derived = derive_response_template(template.render, None if end is None else end.text)
-    except TemplateError:
-        # A template without tools may raise on calls.
-        return None
-    return None if derived is None else load_format(derived)
+from agentrl.chat.derivation import find_format
+from agentrl.chat.messages import clean_messages
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:

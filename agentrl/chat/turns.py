@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.chat.prefix import Render, call_id, missing_tool_parts, tool_call
+from agentrl.chat.prefix import Render, call_id, missing_tool_parts, tool_call, tool_schema
 from agentrl.errors import TemplateError
 from agentrl.types import Message
 
@@ -128,6 +128,24 @@ def _end_after_calls(tokens: re.Pattern[str], render: Render) -> str | None:
         return None
     last = [match for match in tokens.finditer(after_call) if shown and match.end() == len(after_call)]
     return last[0].group() if last else None
+
+
+def prompt_after_results(render: Render) -> str:
+    """Give what a template writes in front of the turn that answers results.
+
+    Args:
+        render: The chat template.
+
+    Returns:
+        The text; "" also where it cannot render results.
+    """
+    calling: Message = {"role": "assistant", "content": "", "tool_calls": [tool_call(0, "probe", {"key": "value"})]}
+    result: Message = {"role": "tool", "name": "probe", "tool_call_id": call_id(0), "content": "probe_result"}
+    messages, tools = [_QUESTION, calling, result], [tool_schema("probe")]
+    try:
+        return render(messages, tools, True).removeprefix(render(messages, tools, False))
+    except TemplateError:
+        return ""
 
 
 def cut_after_turn(turn: str, grown: str, end: TurnEnd, last_id: int, tokens: re.Pattern[str]) -> str:
