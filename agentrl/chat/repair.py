@@ -128,6 +128,31 @@ def exact_template(own: Template | None) -> Choice:
     )
 
 
+def forking_template(own: Template | None) -> Choice:
+    """Take the tokenizer's own template for episodes that fork where it rewrites a turn.
+
+    Args:
+        own: The tokenizer's own template.
+
+    Returns:
+        The template.
+
+    Raises:
+        TemplateError: There is none, it does not show all of a tool round, or it has no end of turn.
+    """
+    if own is None:
+        raise TemplateError("The tokenizer has no chat template. Set `tokenizer.chat_template`.")
+    family = recognise(own.source)
+    if missing := missing_tool_parts(own.render):
+        raise TemplateError(
+            f"The tokenizer's chat template cannot be used with tools: it does not show {', '.join(missing)}. With "
+            'reasoning="fork" no other takes its place; set `tokenizer.chat_template` or reasoning="keep".'
+        )
+    if find_turn_end(own.tokenizer, own.render) is None:
+        raise no_end_of_turn()
+    return Choice(own, Origin.OWN, None if family is None else family.name)
+
+
 def prove(template: Template, *, repair: bool = True) -> Proof:
     """Prove a template on generated conversations, with its tokenizer.
 
@@ -162,7 +187,7 @@ def prove(template: Template, *, repair: bool = True) -> Proof:
 
 def _remembering(template: Template) -> Render:
     """Render each conversation once: the questions that make up a proof share most of their renderings."""
-    known: dict[tuple[str, bool, bool], str] = {}
+    known: dict[tuple[str, str, bool], str] = {}
 
     def render(messages: list[Message], tools: list[dict[str, Any]] | None, open_turn: bool) -> str:
         key = (repr(messages), repr(tools), open_turn)

@@ -9,8 +9,8 @@ import pytest
 from agentrl.chat.families import FAMILIES, recognise, training_template
 from agentrl.chat.prefix import check_prefix_preserving, first_break, tool_call, tool_schema
 from agentrl.chat.renderer import Renderer
+from agentrl.chat.repair import Origin
 from agentrl.chat.template import Template
-from agentrl.errors import TemplateError
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 
 TOKENIZER = qwen_like_tokenizer()
@@ -153,15 +153,17 @@ def test_the_default_system_prompt_of_a_fork_is_kept(default):
     assert "Alibaba" in trained(own).render([{"role": "user", "content": "q"}], TOOLS, True)
 
 
-def test_a_member_that_begins_turns_otherwise_is_refused():
+def test_a_member_that_begins_turns_otherwise_is_repaired():
+    """The training template would sample from another header; the own one forgets, which rows need not."""
     tokenizer = qwen_like_tokenizer()
     tokenizer.chat_template = reference("qwen3").source.replace(
         "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking",
         "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable_thinking",
     )
     tokenizer.chat_template = tokenizer.chat_template.replace("loop.index0 > ns.last_query_index", "loop.last")
-    with pytest.raises(TemplateError, match="begins a turn with"):
-        Renderer(tokenizer, tools=True)
+    renderer = Renderer(tokenizer, tools=True)
+    assert renderer.choice.origin is Origin.REPAIRED
+    assert renderer.choice.template.generation_prompt.endswith("<think>\n")
 
 
 def test_every_family_has_its_training_template():
