@@ -52,7 +52,7 @@ def continue_or_fork(
         template: The template.
         end: What ends a turn.
         rule: Encodes suffixes.
-        messages: The conversation, with the sampled turn at its end; a prompt that was to be continued is merged with it.
+        messages: The conversation, with the sampled turn at its end.
         results: The messages that answer the turn.
         tools: Tool schemas.
         sampled: Text of the sampled turn, without the token that ended it.

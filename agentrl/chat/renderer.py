@@ -173,29 +173,26 @@ class Renderer:
             The ids. With `reasoning="keep"` they are always a suffix.
 
         Raises:
-            TemplateError: The template cannot render the messages, or the prompt is text and the row may fork.
+            TemplateError: The template cannot render the messages, or not those of this prompt again.
         """
         if not self._forks:
             suffix = self.suffix_ids(sampled[-1], completion[-1], results, tools)
             return Continuation(suffix, len(suffix))
         if self._template is None or self._end is None or self._suffixes is None:
             raise no_end_of_turn()
-        if isinstance(prompt, str):
-            raise TemplateError('A text prompt cannot be rendered again: give messages, or set reasoning="keep".')
-        text = self._decode(sampled[:-1])
-        if prompt and prompt[-1]["role"] == "assistant":  # it was continued
-            begun, first = str(prompt[-1].get("content") or ""), completion[0]
-            completion = [{**first, "content": f"{begun}{first.get('content') or ''}"}, *completion[1:]]
-            prompt, text = prompt[:-1], f"{begun}{text}" if len(completion) == 1 else text
-        messages = [*prompt, *completion]
+        if isinstance(prompt, str) or (prompt and prompt[-1]["role"] == "assistant"):
+            raise TemplateError(
+                "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
+                'round. Give messages that end with another role, or set reasoning="keep".'
+            )
         return continue_or_fork(
             self._template,
             self._end,
             self._suffixes,
-            messages,
+            [*prompt, *completion],
             results,
             tools,
-            sampled=text,
+            sampled=self._decode(sampled[:-1]),
             last_id=sampled[-1],
         )
 
