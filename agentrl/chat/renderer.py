@@ -14,9 +14,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.derivation import find_format
+from agentrl.chat.forks import Continuation, continue_or_fork
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
-from agentrl.chat.repair import Choice, exact_template
+from agentrl.chat.repair import Choice, exact_template, forking_template
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template, own_template
 from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
@@ -42,6 +43,7 @@ class Renderer:
         template_kwargs: dict[str, Any] | None = None,
         tools: bool = False,
         eos_ids: Iterable[int] = (),
+        reasoning: str = "keep",
     ) -> None:
         """Make a renderer.
 
@@ -52,13 +54,18 @@ class Renderer:
                 tokenizer's own is not, the training template of its family takes its place.
             eos_ids: Further ids that end a turn, such as those of the model's generation config. A role
                 marker that ends turns has to be among them (or be the tokenizer's EOS).
+            reasoning: What becomes of earlier turns that the tokenizer's own template would rewrite, as many drop
+                their reasoning. "keep": the row keeps them as they were sampled. "fork": the model sees what the
+                template makes of them, in a new row.
 
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
         self._tokenizer = tokenizer
         own = own_template(tokenizer, template_kwargs or {}, tools)
-        self.choice: Choice | None = exact_template(own) if tools else None
+        self._forks = reasoning == "fork"
+        choose = forking_template if self._forks else exact_template
+        self.choice: Choice | None = choose(own) if tools else None
         self._template = own if self.choice is None else self.choice.template
         self._end = None if self._template is None else find_turn_end(tokenizer, self._template.render)
         end_ids = frozenset[int]() if self._end is None else self._end.ids
@@ -77,9 +84,7 @@ class Renderer:
                 "and no known format reads back the calls that it renders. Set "
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
-        self._suffixes = (
-            None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
-        )
+        self._suffixes = None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
         self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
         self._decode = _decoder(tokenizer)
 
@@ -149,6 +154,50 @@ class Renderer:
             raise no_end_of_turn()
         return self._suffixes.ids(last_id, assistant, results, tools is not None and len(tools) > 0)
 
+    def continuation(
+        self,
+        prompt: Prompt,
+        completion: list[Message],
+        results: list[Message],
+        sampled: list[int],
+        tools: list[dict[str, Any]] | None,
+    ) -> Continuation:
+        """Encode what comes after a sampled turn: a suffix, or a new row where the template rewrites the old one.
+
+        Args:
+            prompt: The prompt of the episode.
+            completion: The messages after it; the last is the sampled turn.
+            results: The messages that answer that turn.
+            sampled: The ids of that turn, with the stop id that ended it.
+            tools: Tool schemas.
+
+        Returns:
+            The ids. With `reasoning="keep"` they are always a suffix.
+
+        Raises:
+            TemplateError: The template cannot render the messages, or not those of this prompt again.
+        """
+        if not self._forks:
+            suffix = self.suffix_ids(sampled[-1], completion[-1], results, tools)
+            return Continuation(suffix, len(suffix))
+        if self._template is None or self._end is None or self._suffixes is None:
+            raise no_end_of_turn()
+        if isinstance(prompt, str) or (prompt and prompt[-1]["role"] == "assistant"):
+            raise TemplateError(
+                "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
+                'round. Give messages that end with another role, or set reasoning="keep".'
+            )
+        return continue_or_fork(
+            self._template,
+            self._end,
+            self._suffixes,
+            [*prompt, *completion],
+            results,
+            tools,
+            sampled=self._decode(sampled[:-1]),
+            last_id=sampled[-1],
+        )
+
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
         """Read a sampled turn; see `agentrl.chat.parsing` for the rules.
 
@@ -179,10 +228,6 @@ class Renderer:
             The text.
         """
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-
-from agentrl.chat.derivation import find_format
-from agentrl.chat.messages import clean_messages
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:

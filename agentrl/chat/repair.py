@@ -97,9 +97,9 @@ def exact_template(own: Template | None) -> Choice:
     """
     if own is None:
         raise TemplateError("The tokenizer has no chat template. Set `tokenizer.chat_template`.")
-    proof = prove(own)
     family = recognise(own.source)
     name = None if family is None else family.name
+    proof = prove(own, repair=family is None)
     if proof.problem is None:
         return Choice(own, Origin.OWN, name)
     problem = proof.problem
@@ -114,7 +114,7 @@ def exact_template(own: Template | None) -> Choice:
             problem += f"\nThe training template of {name} does not help: {other}"
         else:
             return Choice(trained, Origin.FAMILY, name, proof.problem)
-    if proof.repaired:
+    if proof.repaired or (family is not None and prove(own).repaired):
         logger.warning(
             "The chat template rewrites earlier turns of the assistant; rows keep them as they were sampled, and what "
             "stands between them is the template's. %s",
@@ -128,11 +128,37 @@ def exact_template(own: Template | None) -> Choice:
     )
 
 
-def prove(template: Template) -> Proof:
+def forking_template(own: Template | None) -> Choice:
+    """Take the tokenizer's own template for episodes that fork where it rewrites a turn.
+
+    Args:
+        own: The tokenizer's own template.
+
+    Returns:
+        The template.
+
+    Raises:
+        TemplateError: There is none, it does not show all of a tool round, or it has no end of turn.
+    """
+    if own is None:
+        raise TemplateError("The tokenizer has no chat template. Set `tokenizer.chat_template`.")
+    family = recognise(own.source)
+    if missing := missing_tool_parts(own.render):
+        raise TemplateError(
+            f"The tokenizer's chat template cannot be used with tools: it does not show {', '.join(missing)}. With "
+            'reasoning="fork" no other takes its place; set `tokenizer.chat_template` or reasoning="keep".'
+        )
+    if find_turn_end(own.tokenizer, own.render) is None:
+        raise no_end_of_turn()
+    return Choice(own, Origin.OWN, None if family is None else family.name)
+
+
+def prove(template: Template, *, repair: bool = True) -> Proof:
     """Prove a template on generated conversations, with its tokenizer.
 
     Args:
         template: The template.
+        repair: Whether to find out also if a template that is not exact can be repaired.
 
     Returns:
         Whether it is exact, and if not, whether it can be used with repaired suffixes.
@@ -149,11 +175,11 @@ def prove(template: Template) -> Proof:
         for messages in tool_conversations(render):
             if (found := first_break(render, messages, PROBE_TOOLS)) is not None:
                 problem = problem or describe_break(messages, found)
-                repaired = repaired and _rewrites_turns_only(render, messages, end)
-            if (wrong := _wrong_suffix(render, messages, rule, end)) is not None:
-                return Proof(problem or wrong)
+                repaired = repaired and repair and _rewrites_turns_only(render, messages, end)
             if problem is not None and not repaired:
                 break
+            if (wrong := _wrong_suffix(render, messages, rule, end)) is not None:
+                return Proof(problem or wrong)
     except TemplateError as error:
         return Proof(str(error))
     return Proof(problem, repaired=problem is not None and repaired)
@@ -161,12 +187,12 @@ def prove(template: Template) -> Proof:
 
 def _remembering(template: Template) -> Render:
     """Render each conversation once: the questions that make up a proof share most of their renderings."""
-    known: dict[tuple[str, bool, bool], str] = {}
+    known: dict[tuple[str, str, bool], str] = {}
 
     def render(messages: list[Message], tools: list[dict[str, Any]] | None, open_turn: bool) -> str:
         key = (repr(messages), repr(tools), open_turn)
         if key not in known:
-            known[key] = template.render(messages, tools, open_turn)
+            known[key] = template.render_quickly(messages, tools, open_turn)
         return known[key]
 
     return render
@@ -182,7 +208,8 @@ def _rounds(messages: list[Message]) -> Iterator[tuple[int, int]]:
 def _wrong_suffix(render: Render, messages: list[Message], rule: SuffixRule, end: TurnEnd) -> str | None:
     """Compare the suffixes of the rule with those that the conversation itself has, in text and in ids."""
     last_id = end.anchor if end.text is not None else -1  # as if no marker had been sampled: the whole glue
-    for turn, after in _rounds(messages):
+    rounds = list(_rounds(messages))
+    for turn, after in rounds:
         grown = render(messages[:after], PROBE_TOOLS, True)
         tail = _tail(render, messages[:after], turn, end)
         said = rule.text(last_id, messages[turn], messages[turn + 1 : after], True)
@@ -191,9 +218,8 @@ def _wrong_suffix(render: Render, messages: list[Message], rule: SuffixRule, end
                 f"what follows message {turn} (assistant) depends on the conversation before it.\n"
                 f"  here:      {tail!r}\n  elsewhere: {said!r}"
             )
-        ids, whole = rule.ids(last_id, messages[turn], messages[turn + 1 : after], True), rule.encode_all(grown)
-        if whole[len(whole) - len(ids) :] != ids or whole != rule.encode_all(grown[: len(grown) - len(tail)]) + ids:
-            return f"the tokenizer joins what follows message {turn} (assistant) with the turn: {tail!r}"
+    if rounds and rule.encode_all(grown) != rule.encode_all(grown[: len(grown) - len(tail)]) + rule.encode(tail):
+        return f"the tokenizer joins what follows message {turn} (assistant) with the turn: {tail!r}"
     return None
 
 

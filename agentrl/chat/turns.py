@@ -92,7 +92,8 @@ def find_turn_end(tokenizer: PreTrainedTokenizerBase, render: Render) -> TurnEnd
     after_answer = _after_answer(render, [answer])
     if (written := tokens.search(after_answer)) is not None:
         # Only what also stands there when the conversation goes on: some templates write EOS behind the last turn.
-        both = zip(tokens.findall(after_answer), tokens.findall(_after_answer(render, [answer, _QUESTION])), strict=False)
+        going_on = tokens.findall(_after_answer(render, [answer, _QUESTION]))
+        both = zip(tokens.findall(after_answer), going_on, strict=False)
         kept = [alone for alone, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
         text = kept[-1] if kept else written.group()
         end = TurnEnd(text, vocabulary[text])

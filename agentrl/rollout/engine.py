@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from agentrl.chat.forks import Continuation
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError, RolloutError
 from agentrl.generation.base import Generator, SamplingParams
@@ -275,7 +276,9 @@ class _Episode:
             sample = await engine.generator.sample(self.session, conversation.ids, self._params())
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
-            turn = Turn(start, stop, sample.finish, seconds=time.monotonic() - began)
+            turn = Turn(
+                start, stop, sample.finish, seconds=time.monotonic() - began, row=len(conversation.rows)
+            )
             self.turns.append(turn)
             if sample.finish is FinishReason.LENGTH:
                 # Also when a whole call was written before the cut: what the model meant is not known.
@@ -292,11 +295,16 @@ class _Episode:
                 # Nothing is sampled after this, so the row ends with the call; the transcript keeps the answer.
                 conversation.messages += messages
                 return Outcome.ENV_DONE, None
-            suffix = renderer.suffix_ids(sample.ids[-1], message, messages, self.schemas)
-            if (limit := reached(engine.limits, self._progress(extra=len(suffix)))) is not None:
+            going_on = renderer.continuation(
+                conversation.prompt, conversation.messages, messages, sample.ids, self.schemas
+            )
+            if (limit := reached(engine.limits, self._progress(going_on))) is not None:
                 # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
                 return _outcome_of(limit), limit
-            conversation.add_suffix(suffix, messages)
+            if going_on.forks:
+                conversation.fork(going_on.ids, messages, going_on.added)
+            else:
+                conversation.add_suffix(going_on.ids, messages)
 
     async def _score(self) -> float | None:
         pool = self.engine.environments
@@ -323,10 +331,15 @@ class _Episode:
             seed=derive_seed(self.task.seed, self.task.member, len(self.turns)),
         )
 
-    def _progress(self, extra: int = 0) -> Progress:
+    def _progress(self, going_on: Continuation | None = None) -> Progress:
+        """Where the episode stands, or would stand with what comes next."""
+        row, spent = len(self.conversation.ids), self.conversation.spent
+        if going_on is not None:
+            row = len(going_on.ids) + (0 if going_on.forks else row)
+            spent += going_on.added
         return Progress(
-            prompt_length=self.conversation.prompt_length,
-            completion_length=self.conversation.completion_length + extra,
+            prompt_length=row - spent,  # after a fork, whatever of the row is no part of the episode's budget
+            completion_length=spent,
             tool_iterations=self.iterations,
             seconds=time.monotonic() - self.started,
             cancelled=self.engine._cancelled.is_set(),
@@ -353,14 +366,16 @@ class _Episode:
     def _trajectory(self, outcome: Outcome, **fields: Any) -> Trajectory:
         conversation = self.conversation
         text = isinstance(conversation.prompt, str)
+        first, *forks = [*conversation.rows, conversation.row]
         return Trajectory(
             task=self.task,
             prompt=conversation.prompt,
-            prompt_ids=conversation.ids[: conversation.prompt_length],
+            prompt_ids=first.prompt_ids,
             completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
-            completion_ids=conversation.completion_ids,
-            loss_mask=conversation.loss_mask,
-            logprobs=conversation.logprobs,
+            completion_ids=first.completion_ids,
+            loss_mask=first.loss_mask,
+            logprobs=first.logprobs,
+            forks=forks,
             outcome=outcome,
             turns=self.turns,
             **fields,

@@ -56,6 +56,7 @@ REFUSED: dict[str, str] = {
 """Arguments that only work at their default in this version, and why. (A test walks all fields.)"""
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo")
+REASONING = ("keep", "fork")
 SCALE_REWARDS = ("group", "batch", "none")
 
 
@@ -120,6 +121,11 @@ class RolloutConfig(TrainingArguments):
         None, "Further GenerationConfig arguments; they win over the ones above."
     )
     chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
+    reasoning: str = _arg(
+        "keep",
+        "What becomes, after a tool round, of earlier turns that the chat template would rewrite (it drops their "
+        "reasoning): `keep` them in the row, or `fork` into a new row that starts with the rewritten context.",
+    )
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
     cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
     use_transformers_continuous_batching: bool = _arg(False, "Generate with transformers' continuous batching.")
@@ -224,6 +230,7 @@ class RolloutConfig(TrainingArguments):
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
         iterations = self.max_tool_calling_iterations
         _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
+        _require(self.reasoning in REASONING, "reasoning", self.reasoning, f"one of {REASONING}")
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")

@@ -87,6 +87,7 @@ class Collector:
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(policy),
+            reasoning=args.reasoning,
         )
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):

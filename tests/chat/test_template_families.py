@@ -73,11 +73,12 @@ def result(index, text="5\n"):
 
 def conversations():
     """Prompts as a sampler sees them: with and without history and reasoning, up to two tool rounds."""
+    greeting = {"role": "user", "content": "hi"}
     begins = [
         [],
         [{"role": "system", "content": "Be brief.\n"}],
-        [{"role": "system", "content": ""}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}],
-        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello.", "reasoning_content": "wave"}],
+        [{"role": "system", "content": ""}, greeting, {"role": "assistant", "content": "Hello."}],
+        [greeting, {"role": "assistant", "content": "Hello.", "reasoning_content": "wave"}],
     ]
     arguments = {"a": [0, 1.5], "b": "é 'x' \\", "z": {"q": True, "p": "0"}}
     for begin in begins:
@@ -259,7 +260,8 @@ def test_the_default_system_prompt_of_a_fork_is_kept(default):
 @members("Llama 3.1", "Llama 3.2")
 def test_variables_of_llama_reach_every_render(member, variables):
     own = Template(member.tokenizer(), member.source, variables)
-    for messages in ([{"role": "user", "content": "q"}], [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]):
+    question = {"role": "user", "content": "q"}
+    for messages in ([question], [{"role": "system", "content": "s"}, question]):
         assert trained(own).render(messages, TOOLS, True) == own.render(messages, TOOLS, True)
     if "date_string" in variables:
         assert "1 May 2031" in trained(own).render([{"role": "user", "content": "q"}], None, True)
