@@ -48,7 +48,6 @@ _CHATML = ("<|im_start|>", "<|im_end|>")
 _QWEN = ("<tool_call>", "<tool_response>", "<tools>")
 _XML = ("<function=", "<parameter=")
 _DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")
-_COHERE = ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>")
 
 # The first match counts: a family stands in front of those whose markers are a part of its own.
 FAMILIES = (
@@ -125,19 +124,9 @@ FAMILIES = (
     Family("Phi-4-mini", ("<|tool|>", "<|/tool|>", "<|end|>"), TurnFormat(CallSyntax.PHI, reasoning=None)),
     Family("Phi-3", ("<|end|>", "<|assistant|>", "<|user|>"), _NO_CALLS, foreign=("<|tool|>", "<|observation|>")),
     Family(
-        "Command",
-        (*_COHERE, "<|START_ACTION|>", "<|END_ACTION|>"),
-        TurnFormat(
-            CallSyntax.COHERE,
-            Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
-            framing=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-        ),
-    ),
-    Family(
         "Cohere 2",
-        _COHERE,
-        TurnFormat(None, reasoning=None, framing=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
-        foreign=("<|START_ACTION|>",),
+        ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+        TurnFormat(CallSyntax.COHERE, Reasoning("<|START_THINKING|>", "<|END_THINKING|>")),
     ),
     Family(
         "Mistral",

@@ -103,7 +103,7 @@ def exact_template(own: Template | None) -> Choice:
     if proof.problem is None:
         return Choice(own, Origin.OWN, name)
     problem = proof.problem
-    if family is not None:
+    if family is not None and family.training_template is not None:
         trained = Template(own.tokenizer, training_template(family, own.render), own.variables)
         if trained.generation_prompt != own.generation_prompt:
             problem += (
