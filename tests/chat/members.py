@@ -43,7 +43,7 @@ class Member:
     file: str
     family: str
     eos: tuple[str, ...] = ("<|im_end|>",)
-    variables: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict, hash=False)
     changes: tuple[tuple[str, str], ...] = ()
     parallel: bool = True
     images: bool = False
