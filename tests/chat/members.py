@@ -1,6 +1,7 @@
 """Models whose own chat templates are at hand: in trl (Apache-2.0), a development dependency.
 
-Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its template as an added token.
+Three are written here in short, because theirs are in no package: they write the same text as the models' own (Mistral's
+as mistral-common) for conversations with a system prompt, as was checked when they were written. Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its template as an added token.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Member:
         changes: Texts of the file to replace, for relatives that differ in these.
         parallel: Whether it can make several calls in a turn.
         images: Whether it takes images.
+        text: The template itself, where it is in no file of trl.
     """
 
     name: str
@@ -47,10 +49,11 @@ class Member:
     changes: tuple[tuple[str, str], ...] = ()
     parallel: bool = True
     images: bool = False
+    text: str = ""
 
     @property
     def source(self) -> str:
-        text = (_TRL / f"{self.file}.jinja").read_text(encoding="utf-8")
+        text = self.text or (_TRL / f"{self.file}.jinja").read_text(encoding="utf-8")
         for old, new in self.changes:
             assert old in text
             text = text.replace(old, new)
@@ -61,7 +64,7 @@ class Member:
         return Template(self.tokenizer(), self.source, self.variables)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        tokenizer = _tokenizer(self.file, self.eos)
+        tokenizer = _tokenizer(self.source, self.eos)
         tokenizer.chat_template = self.source
         return tokenizer
 
@@ -71,9 +74,8 @@ class Member:
 
 
 @cache
-def _tokenizer(file: str, eos: tuple[str, ...]) -> PreTrainedTokenizerFast:
+def _tokenizer(source: str, eos: tuple[str, ...]) -> PreTrainedTokenizerFast:
     """One token a byte; trained merges are the business of other tests."""
-    source = (_TRL / f"{file}.jinja").read_text(encoding="utf-8")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -89,6 +91,74 @@ _THINKING = (
         "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable_thinking",
     ),
 )
+# The same text as mistral-common 1.13.1 writes with `MistralTokenizer.v3(is_tekken=True)` for one question with tools.
+_MISTRAL = """
+{{- bos_token -}}
+{%- set system = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}
+        {%- if tools -%}
+            {{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' -}}
+        {%- endif -%}
+        {{- '[INST]' + system + message.content + '[/INST]' -}}
+    {%- elif message.tool_calls -%}
+        {{- '[TOOL_CALLS][' -}}
+        {%- for call in message.tool_calls -%}
+            {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson -}}
+            {{- ', "id": "' + call.id[-9:] + '"}' + (', ' if not loop.last else ']') -}}
+        {%- endfor -%}
+        {{- eos_token -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- message.content + eos_token -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '[TOOL_RESULTS]{"content": ' + message.content | tojson + ', "call_id": "' + message.tool_call_id[-9:] -}}
+        {{- '"}[/TOOL_RESULTS]' -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+_DEEPSEEK_V3_1 = """
+{{- bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join('\\n\\n') -}}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}
+        {{- '<｜User｜>' + message.content -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- '<｜Assistant｜></think>' if loop.previtem.role == 'user' else '' -}}
+        {{- message.content.split('</think>', 1)[-1] if not message.tool_calls else message.content -}}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '<｜tool▁calls▁begin｜>' if loop.first else '' -}}
+            {{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments -}}
+            {{- '<｜tool▁call▁end｜>' + ('<｜tool▁calls▁end｜>' if loop.last else '') -}}
+        {%- endfor -%}
+        {{- '<｜end▁of▁sentence｜>' -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1].role == 'user' -%}
+    {{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') -}}
+{%- endif -%}
+"""
+_SMOLLM3 = """
+{%- set mode = '/no_think' if enable_thinking is false else '/think' -%}
+{%- set header = '<|im_start|>assistant\\n' + ('' if mode == '/think' else '<think>\\n\\n</think>\\n') -%}
+{%- set asked = messages[0].content if messages[0].role == 'system' else '' -%}
+{{- '<|im_start|>system\\n## Metadata\\n\\nKnowledge Cutoff Date: June 2025\\nToday Date: ' -}}
+{{- strftime_now('%d %B %Y') + '\\nReasoning Mode: ' + mode + '\\n\\n## Custom Instructions\\n\\n' -}}
+{{- (asked.rstrip() or 'You are SmolLM.') + '\\n\\n' -}}
+{%- if xml_tools -%}
+    {{- '### Tools\\n\\nYou may call one or more functions to assist with the user query.\\n' -}}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n\\n<tools>\\n' -}}
+    {%- for tool in xml_tools -%}{{- tool | string + '\\n' -}}{%- endfor -%}
+    {{- '</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' -}}
+    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": ' -}}
+    {{- '<args-json-object>}\\n</tool_call>\\n\\n<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages if message.role != 'system' -%}
+    {{- header + message.content.lstrip('\\n') if message.role == 'assistant' else '<|im_start|>user\\n' + message.content -}}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- header if add_generation_prompt else '' -}}
+"""
 _LLAMA = ("<|eot_id|>", "<|eom_id|>")
 _DEEPSEEK = ("<｜end▁of▁sentence｜>",)
 _GEMMA = ("<turn|>", "<|tool_response>")
@@ -105,6 +175,8 @@ TOOL_USERS = (
     Member("GPT-OSS", "gptoss", "GPT-OSS", ("<|return|>", "<|call|>"), parallel=False),
     Member("DeepSeek-R1", "deepseekv3", "DeepSeek-V3", _DEEPSEEK),
     Member("DeepSeek-R1-Distill", "deepseek_r1_distill", "DeepSeek-V3", _DEEPSEEK),
+    Member("DeepSeek-V3.1", "", "DeepSeek-V3.1", _DEEPSEEK, text=_DEEPSEEK_V3_1),
+    Member("DeepSeek-V3.1, thinking", "", "DeepSeek-V3.1", _DEEPSEEK, {"thinking": True}, text=_DEEPSEEK_V3_1),
     Member("GLM-4.5", "glm4moe", "GLM-4-MoE", ("<|endoftext|>", "<|user|>", "<|observation|>")),
     Member("GLM-4.5, not thinking", "glm4moe", "GLM-4-MoE", ("<|endoftext|>", "<|user|>", "<|observation|>"), _QUIET),
     Member("Gemma 4 (first revision)", "gemma4_v2", "Gemma 4", _GEMMA),
@@ -121,6 +193,9 @@ TOOL_USERS = (
     Member("LFM2 (first revision)", "lfm2", "LFM2"),
     Member("LFM2", "lfm2_v2", "LFM2"),
     Member("LFM2.5", "lfm2_2_5_v2", "LFM2.5"),
+    Member("SmolLM3", "", "SmolLM3", text=_SMOLLM3),
+    Member("SmolLM3, not thinking", "", "SmolLM3", variables=_QUIET, text=_SMOLLM3),
+    Member("Mistral (v3, Tekken)", "", "Mistral", ("</s>",), text=_MISTRAL),
     Member("Qwen3-VL", "qwen3_vl", "Qwen3-VL", images=True),
 )
 """Models with tools, the most widely used first."""

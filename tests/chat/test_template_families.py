@@ -135,10 +135,12 @@ def shows_all(member, messages, tools):
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
     if member.family == "GPT-OSS":  # it shows the first call of a turn
         return all(len(made) == 1 for made in calls)
-    if member.family == "DeepSeek-V3":  # it shows no tool definitions, and reasoning never
+    if member.family.startswith("DeepSeek-V3"):  # it shows no tool definitions, and reasoning never
         return not tools and "reasoning" not in str(messages) and "<think>" not in str(messages)
     if member.family == "Gemma 4":  # it shows no result that nothing asked for
         return calls or messages[-1]["role"] != "tool"
+    if member.family == "SmolLM3":  # it shows no tools, and reasoning never
+        return not tools and not calls and "reasoning" not in str(messages)
     return not (member.file == "lfm2" and calls)  # its first revision shows no calls
 
 
