@@ -148,7 +148,7 @@ def _reasoning(render: Render) -> Reasoning:
             continue
         if "probe_thought" in text:
             tags = _THOUGHT.search(text)
-            return Reasoning(field=field) if tags is None else Reasoning(*tags.groups(), field)
+            return Reasoning(field=field) if tags is None else Reasoning(tags.group(1), tags.group(2), field)
     return Reasoning()
 
 
