@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"text": "a value, with: some {signs}", "count": 7},
     {"text": "Zürich", "items": [1, {"deep": "x"}]},
 )
+_THOUGHT = re.compile(r"(<[^<>\s]+>|\[\w+\])\s*probe_thought\s*(<[^<>\s]+>|\[/?\w+\])")
 _TYPES = {"text": "string", "count": "integer", "items": "array"}
 _TOOLS = [
     {
@@ -76,7 +78,7 @@ def find_format(template: Template, end_of_turn: str | None) -> TurnFormat | Res
         return family.format
     derived = derive_format(template.render, end_of_turn)
     if derived is not None:
-        logger.info("The chat template is of no known family; its calls read back as %s.", _described(derived))
+        logger.warning("the chat template is of no known family; its calls are read as %s", _described(derived))
     return derived
 
 
@@ -94,7 +96,7 @@ def derive_format(render: Render, end_of_turn: str | None) -> TurnFormat | None:
         turn = _render_turn(render, count, end_of_turn)
         if turn is None:
             continue
-        reasoning = Reasoning(field=_reasoning_field(render))
+        reasoning = _reasoning(render)
         for calls in _candidates(turn):
             form = TurnFormat(calls, reasoning)
             if _reads_back(form, turn, count):
@@ -136,16 +138,18 @@ def _reads_back(form: TurnFormat, turn: str, count: int) -> bool:
     return read == expected and not parsed.message["content"]
 
 
-def _reasoning_field(render: Render) -> str:
-    """The field of a message from which a template prints reasoning."""
+def _reasoning(render: Render) -> Reasoning:
+    """What a template writes around reasoning, and the field from which it prints it."""
     for field in REASONING_FIELDS:
         turn = {"role": "assistant", "content": "answer", field: "probe_thought"}
         try:
-            if "probe_thought" in render([_QUESTION, turn], None, False):
-                return field
+            text = render([_QUESTION, turn], None, False)
         except TemplateError:
             continue
-    return REASONING_FIELDS[0]
+        if "probe_thought" in text:
+            tags = _THOUGHT.search(text)
+            return Reasoning(field=field) if tags is None else Reasoning(tags.group(1), tags.group(2), field)
+    return Reasoning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +192,4 @@ def _find_call(text: str, name: str) -> _RenderedCall | None:
 def _described(form: TurnFormat) -> str:
     if isinstance(form.calls, JsonCalls):
         return f"JSON objects between {form.calls.opening!r} and {form.calls.closing!r}"
-    return f"those of the syntax {form.calls!s}"
+    return f"calls of the syntax {form.calls.value!r}" if form.calls is not None else "nothing"

@@ -38,7 +38,7 @@ from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool, Factory
 from agentrl.rollout.threads import Threads
-from agentrl.rollout.tools import ToolRunner, make_tools, tool_message
+from agentrl.rollout.tools import Tool, ToolRunner, make_tools, tool_message
 from agentrl.types import (
     Failure,
     FinishReason,
@@ -85,7 +85,7 @@ class RolloutEngine:
         generator: Generator,
         renderer: Renderer,
         *,
-        tools: Iterable[Callable[..., Any]] = (),
+        tools: Iterable[Callable[..., Any] | Tool] = (),
         environments: Factory | Mapping[str, Factory] | None = None,
         limits: Limits | None = None,
         sampling: SamplingParams | None = None,

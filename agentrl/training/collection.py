@@ -23,6 +23,7 @@ from agentrl.objectives.advantages import combine_rewards
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
@@ -68,7 +69,7 @@ class Collector:
         needs_kl: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., Any] | Tool],
         environment_factory: Any,
         rollout_func: Callable[..., Any] | None,
         generator: Generator | Callable[..., Generator] | None,

@@ -14,13 +14,14 @@ from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, Writte
 _NAME = re.compile(r"\s*call:([^\s{}]+)\s*(?=\{)")
 
 
-def gemma(opening: str, closing: str, quote: str) -> Syntax:
+def gemma(opening: str, closing: str, quote: str, framing: tuple[str, ...]) -> Syntax:
     """The syntax with given markers.
 
     Args:
         opening: The marker in front of a call.
         closing: The marker behind it.
         quote: The marker on both sides of a string.
+        framing: The marker of the results, which follows the calls and is no content.
 
     Returns:
         The syntax.
@@ -60,7 +61,7 @@ def gemma(opening: str, closing: str, quote: str) -> Syntax:
             translated.append(text.text[position:])
         return [WrittenCall(name, _arguments("".join(translated), name))], stop
 
-    return Syntax(re.escape(opening), read, closing)
+    return Syntax(re.escape(opening), read, closing, framing=framing)
 
 
 def _arguments(source: str, name: str) -> dict[str, object]:
@@ -74,5 +75,5 @@ def _arguments(source: str, name: str) -> dict[str, object]:
     return value
 
 
-GEMMA = gemma("<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = gemma("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA = gemma("<|tool_call>", "<tool_call|>", '<|"|>', ("<|tool_response>",))
+FUNCTION_GEMMA = gemma("<start_function_call>", "<end_function_call>", "<escape>", ("<start_function_response>",))

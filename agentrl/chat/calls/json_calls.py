@@ -77,7 +77,11 @@ _MISTRAL_NAME = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[A
 def _read_mistral(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[WrittenCall], int]:
     named = _MISTRAL_NAME.match(text.text, opened.end())
     if named is None:
-        value, stop = read_json(text, opened.end())
+        try:
+            value, stop = read_json(text, opened.end())
+        except Unreadable as error:
+            # The list holds all calls of the turn: another marker stands within it, and opens nothing.
+            return [refused(str(error), text.text[opened.end() :])], len(text.text)
         calls = value if isinstance(value, list) and value else [value]
         return [call_from_json(call, ("name",), ("arguments",)) for call in calls], stop
     return _named(text, named.group(1), named.end())

@@ -18,6 +18,9 @@ MAX_DEPTH = 100
 """Levels of lists and objects within arguments; the renderers of templates and journals recurse."""
 _SHOWN = 200
 """Characters of an unreadable call that its error quotes."""
+_WINDOW = 4096
+"""Characters of JSON to try first: an error of the decoder counts the lines of all that it was given."""
+_LONGEST_WORD = len("-Infinity")
 _SPACE = re.compile(r"\s*")
 _BRACKETS = re.compile(r"[\[{]")
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -140,18 +143,26 @@ def read_json(text: Text, start: int) -> tuple[Any, int]:
         Unreadable: There is no valid JSON, or it is nested deeper than `MAX_DEPTH`.
     """
     start = text.skip_space(start)
-    try:
-        value, stop = _decode(text.text, start)
-    except json.JSONDecodeError as error:
-        if error.pos >= len(text.text) or error.msg.startswith("Unterminated"):
-            raise Unreadable(f"its JSON is cut off ({error.msg} at character {error.pos - start})") from error
-        raise Unreadable(f"it is not valid JSON ({error.msg} at character {error.pos - start})") from error
-    except RecursionError as error:
-        raise Unreadable(_too_deep()) from error
-    except ValueError as error:
-        raise Unreadable(f"it holds a number that cannot be read ({error})") from error
-    check_value(value, text.text, start, stop)
-    return value, stop
+    window = _WINDOW
+    while True:
+        piece = text.text[start : start + window]
+        rest = start + window < len(text.text)
+        try:
+            value, stop = _decode(piece)
+        except json.JSONDecodeError as error:
+            cut = error.pos > len(piece) - _LONGEST_WORD or error.msg.startswith("Unterminated")
+            if not (cut and rest):
+                why = "its JSON is cut off" if cut else "it is not valid JSON"
+                raise Unreadable(f"{why} ({error.msg} at character {error.pos})") from error
+        except RecursionError as error:
+            raise Unreadable(_too_deep()) from error
+        except ValueError as error:
+            raise Unreadable(f"it holds a number that cannot be read ({error})") from error
+        else:
+            if stop < len(piece) or not rest:
+                check_value(value, piece, 0, stop)
+                return value, start + stop
+        window *= 4
 
 
 def check_value(value: Any, text: str, start: int, stop: int) -> None:
