@@ -1,7 +1,9 @@
 """Models whose own chat templates are at hand: in trl (Apache-2.0), a development dependency.
 
-Three are written here in short, because theirs are in no package: they write the same text as the models' own (Mistral's
-as mistral-common) for conversations with a system prompt, as was checked when they were written. Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its template as an added token.
+Three are written here in short, because theirs are in no package. For conversations with a system prompt they write
+the same text as the models' own, and Mistral's as mistral-common, as was checked when they were written. GLM-4.6 and
+4.7 are changes to GLM-4.5. Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its
+template as an added token.
 """
 
 from __future__ import annotations
@@ -154,11 +156,36 @@ _SMOLLM3 = """
     {{- '<args-json-object>}\\n</tool_call>\\n\\n<|im_end|>\\n' -}}
 {%- endif -%}
 {%- for message in messages if message.role != 'system' -%}
-    {{- header + message.content.lstrip('\\n') if message.role == 'assistant' else '<|im_start|>user\\n' + message.content -}}
+    {%- set own = message.role == 'assistant' -%}
+    {{- header + message.content.lstrip('\\n') if own else '<|im_start|>user\\n' + message.content -}}
     {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 {{- header if add_generation_prompt else '' -}}
 """
+_GLM_4_6 = (("tc.arguments %}", "tc.arguments or {} %}"),)
+# Without `clear_thinking`, which is about turns in front of the last question.
+_GLM_4_7 = (
+    (
+        "<|user|>\n{{ visible_text(m.content) }}\n{{- '/nothink' if (enable_thinking is defined and not enable_thinking "
+        "and not visible_text(m.content).endswith(\"/nothink\")) else '' -}}",
+        "<|user|>{{ visible_text(m.content) }}",
+    ),
+    ("{{ '\\n<think>' + reasoning", "{{ '<think>' + reasoning"),
+    ("{{ '\\n<think></think>' }}", "{{ '</think>' }}"),
+    ("{{ '\\n' + content.strip() }}", "{{ content.strip() }}"),
+    ("{{ '\\n<tool_call>' + tc.name }}", "{{- '<tool_call>' + tc.name -}}"),
+    ("tc.arguments %}\n{% for k, v in _args.items() %}\n", "tc.arguments %}{% for k, v in _args.items() %}"),
+    ("</arg_key>\n<arg_value>{{ v", "</arg_key><arg_value>{{ v"),
+    ("</arg_value>\n{% endfor %}\n</tool_call>", "</arg_value>{% endfor %}</tool_call>"),
+    ("'\\n<tool_response>\\n'", "'<tool_response>'"),
+    ("'\\n</tool_response>'", "'</tool_response>'"),
+    ("<|system|>\n{{ visible", "<|system|>{{ visible"),
+    (
+        "'\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else ''",
+        "'</think>' if (enable_thinking is defined and not enable_thinking) else '<think>'",
+    ),
+)
+_GLM_EOS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 _LLAMA = ("<|eot_id|>", "<|eom_id|>")
 _DEEPSEEK = ("<｜end▁of▁sentence｜>",)
 _GEMMA = ("<turn|>", "<|tool_response>")
@@ -177,8 +204,11 @@ TOOL_USERS = (
     Member("DeepSeek-R1-Distill", "deepseek_r1_distill", "DeepSeek-V3", _DEEPSEEK),
     Member("DeepSeek-V3.1", "", "DeepSeek-V3.1", _DEEPSEEK, text=_DEEPSEEK_V3_1),
     Member("DeepSeek-V3.1, thinking", "", "DeepSeek-V3.1", _DEEPSEEK, {"thinking": True}, text=_DEEPSEEK_V3_1),
-    Member("GLM-4.5", "glm4moe", "GLM-4-MoE", ("<|endoftext|>", "<|user|>", "<|observation|>")),
-    Member("GLM-4.5, not thinking", "glm4moe", "GLM-4-MoE", ("<|endoftext|>", "<|user|>", "<|observation|>"), _QUIET),
+    Member("GLM-4.5", "glm4moe", "GLM-4-MoE", _GLM_EOS),
+    Member("GLM-4.5, not thinking", "glm4moe", "GLM-4-MoE", _GLM_EOS, _QUIET),
+    Member("GLM-4.6", "glm4moe", "GLM-4-MoE", _GLM_EOS, changes=_GLM_4_6),
+    Member("GLM-4.7", "glm4moe", "GLM-4-MoE", _GLM_EOS, changes=_GLM_4_7),
+    Member("GLM-4.7, not thinking", "glm4moe", "GLM-4-MoE", _GLM_EOS, _QUIET, _GLM_4_7),
     Member("Gemma 4 (first revision)", "gemma4_v2", "Gemma 4", _GEMMA),
     Member("Gemma 4", "gemma4_v5", "Gemma 4", _GEMMA),
     Member("Gemma 4, thinking", "gemma4_v5", "Gemma 4", _GEMMA, {"enable_thinking": True}),

@@ -1,4 +1,4 @@
-"""Whole episodes with every model whose template is at hand, and the table of the documentation that says how they went."""
+"""Whole episodes with every model whose template is at hand, and the table of the documentation made from them."""
 
 import pytest
 
