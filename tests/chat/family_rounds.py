@@ -1,4 +1,4 @@
-"""Episodes with the models of `members.py`: a scripted model writes as its own template does, the engine runs the tools.
+"""Episodes with the models of `members.py`: a scripted model writes as its template does, the engine runs the tools.
 
 Run as a module it writes the table of docs/models.md anew: `python -m tests.chat.family_rounds`.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.chat.families import recognise
 from agentrl.chat.prefix import first_break, missing_tool_parts, tool_call
 from agentrl.chat.renderer import Renderer
-from agentrl.chat.repair import Origin, prove
+from agentrl.chat.repair import Origin
 from agentrl.errors import TemplateError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.tools import make_tools
@@ -174,14 +174,16 @@ def equals_own_render(member: Member, messages: list[Message]) -> bool | None:
 
 # The table ----------------------------------------------------------------------------------------------------
 
-HEADER = """| model | family | its own template | used with tools | rows exact | calls read | several calls | reasoning |
-| --- | --- | --- | --- | --- | --- | --- | --- |
-"""
+_COLUMNS = (
+    *("model", "family", "its own template", "used with tools"),
+    *("rows exact", "calls read", "several calls", "reasoning"),
+)
 
 
 def table() -> str:
     """The table of docs/models.md."""
-    return HEADER + "".join(map(_row, (*TOOL_USERS, *OTHERS)))
+    header = f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}\n"
+    return header + "".join(map(_row, (*TOOL_USERS, *OTHERS)))
 
 
 def _row(member: Member) -> str:
@@ -206,17 +208,17 @@ def _row(member: Member) -> str:
 
 
 def _own(member: Member) -> str:
-    own = member.template
-    proof = prove(own)
-    if proof.problem is None:
+    """What the own template does in tool rounds."""
+    problem = renderer(member).choice.problem if member in TOOL_USERS else "no tools"
+    if problem is None:
         return "exact"
     try:
-        missing = missing_tool_parts(own.render)
+        missing = missing_tool_parts(member.template.render)
     except TemplateError:
         return "shows no tools"
     if missing:
         return "shows no tools" if len(missing) > 2 else f"shows no {' and '.join(missing)}"
-    return "rewrites turns" if "changes when" in proof.problem else "raises on some rounds"
+    return "rewrites turns" if "changes when" in problem else "raises on some rounds"
 
 
 def _holds(check: Callable[..., None], *arguments: Any) -> str:

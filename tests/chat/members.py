@@ -166,8 +166,8 @@ _GLM_4_6 = (("tc.arguments %}", "tc.arguments or {} %}"),)
 # Without `clear_thinking`, which is about turns in front of the last question.
 _GLM_4_7 = (
     (
-        "<|user|>\n{{ visible_text(m.content) }}\n{{- '/nothink' if (enable_thinking is defined and not enable_thinking "
-        "and not visible_text(m.content).endswith(\"/nothink\")) else '' -}}",
+        "<|user|>\n{{ visible_text(m.content) }}\n{{- '/nothink' if (enable_thinking is defined "
+        "and not enable_thinking and not visible_text(m.content).endswith(\"/nothink\")) else '' -}}",
         "<|user|>{{ visible_text(m.content) }}",
     ),
     ("{{ '\\n<think>' + reasoning", "{{ '<think>' + reasoning"),
