@@ -1,8 +1,8 @@
 """The choice of a template that is exact for tool rounds, and the proof of it.
 
-In order: the tokenizer's own template when it is proved; else the training template of its family when that is
-proved; else the own one with repaired suffixes; else it is refused, with the first message whose rendering changed
-and both renderings.
+In order: the tokenizer's own template when it is proved; else the training template of its family when that is proved
+and writes the same prompts and suffixes; else the own one with repaired suffixes; else it is refused, with the first
+message whose rendering changed and both renderings.
 
 **Exact** means, on every generated conversation (`prefix.tool_conversations`): what was rendered stays as the
 conversation grows; what follows a turn is what the suffix rule says; and its ids after the turn's are the ids of the
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from os.path import commonprefix
@@ -110,7 +111,7 @@ def exact_template(own: Template | None) -> Choice:
                 f"\nThe training template of {name} begins a turn with {trained.generation_prompt!r}, the own one "
                 f"with {own.generation_prompt!r}."
             )
-        elif (other := prove(trained).problem) is not None:
+        elif (other := prove(trained).problem or _difference(own, trained)) is not None:
             problem += f"\nThe training template of {name} does not help: {other}"
         else:
             return Choice(trained, Origin.FAMILY, name, proof.problem)
@@ -183,6 +184,27 @@ def prove(template: Template, *, repair: bool = True) -> Proof:
     except TemplateError as error:
         return Proof(str(error))
     return Proof(problem, repaired=problem is not None and repaired)
+
+
+def _difference(own: Template, trained: Template) -> str | None:
+    """Where a training template writes another prompt or suffix than the own one; rows have nothing else of it."""
+    ours, theirs = _remembering(trained), _remembering(own)
+    ends = [find_turn_end(template.tokenizer, template.render) for template in (own, trained)]
+    rules = [SuffixRule(template, end) for template, end in zip((own, trained), ends, strict=True) if end is not None]
+    for messages in tool_conversations(theirs):
+        turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        pairs = []
+        with suppress(TemplateError):  # what the own one cannot render has no other rendering
+            pairs.append([render(messages[:turn], PROBE_TOOLS, True) for render in (theirs, ours)])
+            for index, after in _rounds(messages):
+                results = messages[index + 1 : after]
+                pairs.append([rule.text(-1, messages[index], results, True) for rule in rules])
+        for pair in pairs:
+            if len(set(pair)) > 1:
+                start = len(commonprefix(pair))
+                shown = [text[max(0, start - 20) : start + 100] for text in pair]
+                return f"it writes something else.\n  own:      …{shown[0]!r}\n  training: …{shown[1]!r}"
+    return None
 
 
 def _remembering(template: Template) -> Render:

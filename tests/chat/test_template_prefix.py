@@ -2,7 +2,13 @@
 
 import pytest
 
-from agentrl.chat.prefix import check_prefix_preserving, first_break, missing_tool_parts, supports_tools, tool_conversations
+from agentrl.chat.prefix import (
+    check_prefix_preserving,
+    first_break,
+    missing_tool_parts,
+    supports_tools,
+    tool_conversations,
+)
 from agentrl.chat.renderer import Renderer
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError

@@ -78,10 +78,13 @@ def test_a_template_whose_glue_depends_on_the_round_is_refused():
 
 
 def test_a_template_that_changes_the_question_is_refused_b09():
-    moving = changed("{{- '<b>' + message.role + '|' + content", (
-        "{%- if message.role == 'user' and messages|length > 3 -%}{%- set content = 'long: ' + content -%}{%- endif -%}"
-        "{{- '<b>' + message.role + '|' + content"
-    ))
+    moving = changed(
+        "{{- '<b>' + message.role + '|' + content",
+        (
+            "{%- if message.role == 'user' and messages|length > 3 -%}{%- set content = 'long: ' + content -%}{%- endif -%}"
+            "{{- '<b>' + message.role + '|' + content"
+        ),
+    )
     with pytest.raises(TemplateError, match=r"\(user\) changes"):
         exact_template(moving)
 
