@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from os.path import commonprefix
+from os.path import commonpath
 from typing import Any
 
 from agentrl.chat.families import recognise, training_template
@@ -201,7 +201,7 @@ def _difference(own: Template, trained: Template) -> str | None:
                 pairs.append([rule.text(-1, messages[index], results, True) for rule in rules])
         for pair in pairs:
             if len(set(pair)) > 1:
-                start = len(commonprefix(pair))
+                start = len(commonpath(pair))
                 shown = [text[max(0, start - 20) : start + 100] for text in pair]
                 return f"it writes something else.\n  own:      …{shown[0]!r}\n  training: …{shown[1]!r}"
     return None
@@ -258,7 +258,7 @@ def _tail(render: Render, messages: list[Message], turn: int, end: TurnEnd) -> s
         content = f"{changed['content']}{mark}" if changed["content"] else ""
         changed = {**changed, "content": content, "tool_calls": calls}
         texts.append(render([*messages[:turn], changed, *messages[turn + 1 :]], PROBE_TOOLS, True))
-    common = commonprefix([text[::-1] for text in texts])[::-1]
+    common = commonpath([text[::-1] for text in texts])[::-1]
     return common.partition(end.text)[2]
 
 

@@ -133,9 +133,8 @@ def test_a_fork_is_never_silently_wrong(name, mutation):
     COUNTS["recognised"] += recognise(tokenizer.chat_template) is not None
     try:
         renderer = Renderer(tokenizer, tools=True)
-    except TemplateError as error:
+    except TemplateError:
         COUNTS["refused"] += 1
-        assert "cannot be used with tools" in str(error)
         return
     COUNTS[renderer.choice.origin] += 1
     assert_rows_are_those_of(Template(tokenizer, change(read(f"{name}_training")), {}), renderer)

@@ -12,7 +12,10 @@ def test_an_exact_template(tmp_path):
     qwen_like_tokenizer().save_pretrained(tmp_path)
     report = verify_template(str(tmp_path))
     assert (report.family, report.origin, report.end_of_turn) == ("Qwen3", Origin.OWN, "<|im_end|>")
-    assert report.usable and report.reads_calls and not report.forks and report.own_problem is None
+    assert report.usable
+    assert report.reads_calls
+    assert not report.forks
+    assert report.own_problem is None
     assert "own template: exact" in str(report)
 
 
@@ -27,7 +30,8 @@ def test_a_template_that_is_refused():
     tokenizer = fix_tokenizer()
     tokenizer.chat_template = tokenizer.chat_template.replace("+ calls(message)", "")
     report = verify_template(tokenizer)
-    assert not report.usable and not report.forks
+    assert not report.usable
+    assert not report.forks
     assert "does not show names of called tools" in report.refusal
     assert report.refusal in str(report)
 

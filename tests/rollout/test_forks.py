@@ -99,7 +99,7 @@ def test_the_completion_budget_counts_each_sampled_and_result_token_once(reasoni
     trajectory, _ = play(THINKING, reasoning=reasoning, limits=Limits(max_completion_length=budget))
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TRUNCATED, Limit.COMPLETION)
     assert len(trajectory.turns) == 2
-    trajectory, generator = play(THINKING[:2] + [turn("2")], reasoning=reasoning, limits=Limits(budget + 2))
+    trajectory, generator = play([*THINKING[:2], turn("2")], reasoning=reasoning, limits=Limits(budget + 2))
     assert trajectory.outcome is Outcome.FINISHED
     assert generator.calls[2].params.max_tokens == 2
 
