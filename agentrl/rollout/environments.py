@@ -29,8 +29,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.errors import ConfigurationError, RewardError, ToolDefinitionError
-from agentrl.rollout.tools import RESERVED_NAMES, EpisodeDone, Tool
+from agentrl.errors import ConfigurationError, EpisodeDone, RewardError, ToolDefinitionError
+from agentrl.rollout.tools import RESERVED_NAMES, Tool
 from agentrl.types import Prompt, Task
 
 __all__ = [

@@ -27,7 +27,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.errors import EnvironmentFailure, ToolDefinitionError
+from agentrl.errors import EnvironmentFailure, EpisodeDone, ToolDefinitionError
 from agentrl.rollout.results import render
 from agentrl.rollout.schemas import function_name, tool_schema
 from agentrl.rollout.threads import Threads, call, is_async
@@ -35,10 +35,6 @@ from agentrl.types import Message, ToolCall, ToolResult
 
 RESERVED_NAMES = frozenset({"reset", "get_reward", "close"})
 """Methods of an environment that are never tools, and names that no tool may have."""
-
-
-class EpisodeDone(Exception):  # noqa: N818 (an ending, not an error)
-    """Raised by a tool to end the episode; its text is the tool's result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
