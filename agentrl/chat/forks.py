@@ -65,9 +65,9 @@ def continue_or_fork(
         TemplateError: The template cannot render the messages.
     """
     messages = clean_messages(messages)
-    prompt = template.render(messages[:-1], tools, True)
-    grown = template.render([*messages, *results], tools, True)
-    for turn in (f"{prompt}{sampled}{end.text or ''}", template.render(messages, tools, False)):
+    prompt = template.render_quickly(messages[:-1], tools, True)
+    grown = template.render_quickly([*messages, *results], tools, True)
+    for turn in (f"{prompt}{sampled}{end.text or ''}", template.render_quickly(messages, tools, False)):
         if end.text is not None:
             turn = turn[: turn.rindex(end.text) + len(end.text)]
         if turn.startswith(prompt) and grown.startswith(turn):

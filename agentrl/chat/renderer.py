@@ -78,7 +78,7 @@ class Renderer:
             if self._template is None
             else find_format(self._template, None if self._end is None else self._end.text)
         )
-        if tools and (self._format is None or self._format.calls is None):
+        if tools and not self.reads_calls:
             raise TemplateError(
                 "It is not known how this model writes tool calls: its chat template is of no known family, "
                 "and no known format reads back the calls that it renders. Set "
@@ -87,6 +87,16 @@ class Renderer:
         self._suffixes = None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
         self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
         self._decode = _decoder(tokenizer)
+
+    @property
+    def end_of_turn(self) -> str | None:
+        """The token that ends a turn in the template, None where there is none or the next role's marker does it."""
+        return None if self._end is None else self._end.text
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether it is known how the model writes calls."""
+        return self._format is not None and self._format.calls is not None
 
     def prompt_ids(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> list[int]:
         """Encode a prompt.

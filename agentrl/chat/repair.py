@@ -1,8 +1,8 @@
 """The choice of a template that is exact for tool rounds, and the proof of it.
 
-In order: the tokenizer's own template when it is proved; else the training template of its family when that is
-proved; else the own one with repaired suffixes; else it is refused, with the first message whose rendering changed
-and both renderings.
+In order: the tokenizer's own template when it is proved; else the training template of its family when that is proved
+and writes the same prompts and suffixes; else the own one with repaired suffixes; else it is refused, with the first
+message whose rendering changed and both renderings.
 
 **Exact** means, on every generated conversation (`prefix.tool_conversations`): what was rendered stays as the
 conversation grows; what follows a turn is what the suffix rule says; and its ids after the turn's are the ids of the
@@ -18,10 +18,11 @@ last turns, whose common end begins behind the turn. Both must agree in text and
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from agentrl.chat.families import recognise, training_template
@@ -110,7 +111,7 @@ def exact_template(own: Template | None) -> Choice:
                 f"\nThe training template of {name} begins a turn with {trained.generation_prompt!r}, the own one "
                 f"with {own.generation_prompt!r}."
             )
-        elif (other := prove(trained).problem) is not None:
+        elif (other := prove(trained).problem or _difference(own, trained)) is not None:
             problem += f"\nThe training template of {name} does not help: {other}"
         else:
             return Choice(trained, Origin.FAMILY, name, proof.problem)
@@ -185,6 +186,39 @@ def prove(template: Template, *, repair: bool = True) -> Proof:
     return Proof(problem, repaired=problem is not None and repaired)
 
 
+def _difference(own: Template, trained: Template) -> str | None:
+    """Where a training template writes another prompt or suffix than the own one; rows have nothing else of it.
+
+    Only what the own one shows and does not take back can be compared.
+    """
+    ours, theirs = _remembering(trained), _remembering(own)
+    tools = None if _lacks_tools(theirs) else PROBE_TOOLS
+    ends = [find_turn_end(template.tokenizer, template.render) for template in (own, trained)]
+    rules = [SuffixRule(template, end) for template, end in zip((own, trained), ends, strict=True) if end is not None]
+    for messages in tool_conversations(theirs):
+        turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        pairs = []
+        with suppress(TemplateError):  # what the own one cannot render has no other rendering
+            pairs.append([render(messages[:turn], tools, True) for render in (theirs, ours)])
+            kept = tools is not None and first_break(theirs, messages, tools) is None
+            for index, after in _rounds(messages) if kept else ():
+                results = messages[index + 1 : after]
+                pairs.append([rule.text(-1, messages[index], results, True) for rule in rules])
+        for pair in pairs:
+            if len(set(pair)) > 1:
+                start = _agreement(*pair)
+                shown = [text[max(0, start - 20) : start + 100] for text in pair]
+                return f"it writes something else.\n  own:      …{shown[0]!r}\n  training: …{shown[1]!r}"
+    return None
+
+
+def _lacks_tools(render: Render) -> bool:
+    try:
+        return bool(missing_tool_parts(render))
+    except TemplateError:
+        return False  # it refuses that conversation, not tools
+
+
 def _remembering(template: Template) -> Render:
     """Render each conversation once: the questions that make up a proof share most of their renderings."""
     known: dict[tuple[str, str, bool], str] = {}
@@ -237,8 +271,14 @@ def _tail(render: Render, messages: list[Message], turn: int, end: TurnEnd) -> s
         content = f"{changed['content']}{mark}" if changed["content"] else ""
         changed = {**changed, "content": content, "tool_calls": calls}
         texts.append(render([*messages[:turn], changed, *messages[turn + 1 :]], PROBE_TOOLS, True))
-    common = commonprefix([text[::-1] for text in texts])[::-1]
-    return common.partition(written)[2]
+    size = _agreement(reversed(texts[0]), reversed(texts[1]))
+    return texts[0][len(texts[0]) - size :].partition(written)[2]
+
+
+def _agreement(first: Iterable[str], second: Iterable[str]) -> int:
+    """With how many equal characters two texts begin."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return sum(1 for _ in same)
 
 
 def _rewrites_turns_only(render: Render, messages: list[Message], end: TurnEnd) -> bool:

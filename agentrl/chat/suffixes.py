@@ -209,9 +209,7 @@ class SuffixRule:
         for numbers in ((0, 1), (7, 123)):
             calls = [tool_call(number, "probe", {"a": 1}) for number in numbers]
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
-            results = [
-                {"role": "tool", "name": "probe", "tool_call_id": call["id"], "content": "r"} for call in calls
-            ]
+            results = [{"role": "tool", "name": "probe", "tool_call_id": call["id"], "content": "r"} for call in calls]
             try:
                 texts.append(self.text(self._end.anchor, turn, results, True))
             except TemplateError:

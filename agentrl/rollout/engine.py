@@ -276,9 +276,7 @@ class _Episode:
             sample = await engine.generator.sample(self.session, conversation.ids, self._params())
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
-            turn = Turn(
-                start, stop, sample.finish, seconds=time.monotonic() - began, row=len(conversation.rows)
-            )
+            turn = Turn(start, stop, sample.finish, seconds=time.monotonic() - began, row=len(conversation.rows))
             self.turns.append(turn)
             if sample.finish is FinishReason.LENGTH:
                 # Also when a whole call was written before the cut: what the model meant is not known.

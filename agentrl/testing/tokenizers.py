@@ -173,7 +173,7 @@ def qwen_like_tokenizer(template: str = "qwen3", *, seed: int | None = None) -> 
 
 def _random_merges(rng: random.Random) -> list[tuple[str, str]]:
     """Merges in byte-level letters (`Ċ` is a newline, `Ġ` a space), each made of pieces that exist by then."""
-    pieces, merges = list('ĊĊĠĠ<>|/{}"\':,.abeinorstx17Ã'), []
+    pieces, merges = list("ĊĊĠĠ<>|/{}\"':,.abeinorstx17Ã"), []
     for _ in range(64):
         pair = (rng.choice(pieces), rng.choice(pieces))
         if pair not in merges:

@@ -112,7 +112,8 @@ def collate(
             from the lengths.
         advantages: Advantage of each row; None means 0.
         trained: Whether each row is trained; the others have no targets. None means all.
-        packed: Put the sequences end to end without an attention mask. The model has to tell them apart by `position_ids`, as transformers does for its sdpa, eager and flash attention.
+        packed: Put the sequences end to end without an attention mask. The model has to tell them apart by
+            `position_ids`, as transformers does for its sdpa, eager and flash attention.
         pad_to_multiple_of: Round the padded length up to a multiple of this.
 
     Raises:

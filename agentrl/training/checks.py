@@ -34,8 +34,8 @@ def check_sources(
         )
     if args.reasoning != "keep" and not tools and environments is None:
         raise ConfigurationError(
-            f"reasoning={args.reasoning!r} says how an episode goes on after a tool round, but there are neither `tools` "
-            "nor an `environment_factory`; leave it at 'keep'."
+            f"reasoning={args.reasoning!r} says how an episode goes on after a tool round, but there are neither "
+            "`tools` nor an `environment_factory`; leave it at 'keep'."
         )
     if environments is None and not reward_funcs:
         raise ConfigurationError(

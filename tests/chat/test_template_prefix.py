@@ -110,7 +110,9 @@ def test_the_generated_conversations_have_every_shape():
     assert {messages[0]["role"] for messages in made} == {"system", "user"}
     assert any("reasoning_content" in turn for turn in turns)
     assert any("<think>" in turn["content"] for turn in turns)
-    assert "" in results and any(text != text.strip() for text in results) and not all(map(str.isascii, results))
+    assert "" in results
+    assert any(text != text.strip() for text in results)
+    assert not all(map(str.isascii, results))
     assert max(len(turn["content"]) for turn in turns) > 500
 
 

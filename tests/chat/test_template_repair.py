@@ -78,10 +78,14 @@ def test_a_template_whose_glue_depends_on_the_round_is_refused():
 
 
 def test_a_template_that_changes_the_question_is_refused_b09():
-    moving = changed("{{- '<b>' + message.role + '|' + content", (
-        "{%- if message.role == 'user' and messages|length > 3 -%}{%- set content = 'long: ' + content -%}{%- endif -%}"
-        "{{- '<b>' + message.role + '|' + content"
-    ))
+    moving = changed(
+        "{{- '<b>' + message.role + '|' + content",
+        (
+            "{%- if message.role == 'user' and messages|length > 3 -%}"
+            "{%- set content = 'long: ' + content -%}{%- endif -%}"
+            "{{- '<b>' + message.role + '|' + content"
+        ),
+    )
     with pytest.raises(TemplateError, match=r"\(user\) changes"):
         exact_template(moving)
 
@@ -115,10 +119,11 @@ def test_a_family_s_training_template_comes_before_a_repair():
 @pytest.mark.parametrize("wanted", ["single", "system first"])
 def test_a_template_that_raises_on_an_ordinary_conversation_is_refused_with_its_reason(wanted):
     guards = {
-        "single": "{%- for m in messages if (m.tool_calls or [])|length > 1 -%}{{ raise_exception('one call!') }}{%- endfor -%}",
+        "single": "{%- for m in messages if (m.tool_calls or [])|length > 1 -%}"
+        "{{ raise_exception('one call!') }}{%- endfor -%}",
         "system first": "{%- if messages[0].role != 'system' -%}{{ raise_exception('no system') }}{%- endif -%}",
     }
-    with pytest.raises(TemplateError, match="one call!|no system"):
+    with pytest.raises(TemplateError, match=r"one call!|no system"):
         exact_template(template(guards[wanted] + GROUPED))
 
 

@@ -12,7 +12,11 @@ from agentrl.testing.tokenizers import AB, fix_tokenizer
 from agentrl.types import Limit, Outcome
 from tests.rollout.helpers import QUESTION, Counter, call, encode, tasks, turn
 
-THINKING = [turn("<think>why</think>" + call("inc")), turn("<think>so</think>" + call("inc")), turn("<think>r</think>2")]
+THINKING = [
+    turn("<think>why</think>" + call("inc")),
+    turn("<think>so</think>" + call("inc")),
+    turn("<think>r</think>2"),
+]
 
 
 def play(script, *, template="think", reasoning="fork", limits=None):
@@ -41,9 +45,7 @@ def test_the_model_sees_what_its_template_shows_and_every_sampled_token_is_in_on
     messages = [*QUESTION, *trajectory.completion]
     schemas = [tool.schema for tool in _tools()]
     for given, size in zip(generator.calls, (1, 3, 5), strict=True):
-        text = tokenizer.apply_chat_template(
-            messages[:size], tools=schemas, tokenize=False, add_generation_prompt=True
-        )
+        text = tokenizer.apply_chat_template(messages[:size], tools=schemas, tokenize=False, add_generation_prompt=True)
         assert given.ids == encode(text)
     assert "why" not in tokenizer.decode(generator.calls[2].ids)
     assert len(trajectory.rows) == 3
@@ -97,7 +99,7 @@ def test_the_completion_budget_counts_each_sampled_and_result_token_once(reasoni
     trajectory, _ = play(THINKING, reasoning=reasoning, limits=Limits(max_completion_length=budget))
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TRUNCATED, Limit.COMPLETION)
     assert len(trajectory.turns) == 2
-    trajectory, generator = play(THINKING[:2] + [turn("2")], reasoning=reasoning, limits=Limits(budget + 2))
+    trajectory, generator = play([*THINKING[:2], turn("2")], reasoning=reasoning, limits=Limits(budget + 2))
     assert trajectory.outcome is Outcome.FINISHED
     assert generator.calls[2].params.max_tokens == 2
 
