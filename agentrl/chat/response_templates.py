@@ -19,7 +19,8 @@ from transformers.utils.chat_parsing.response_templates import (
     load_response_template,
 )
 
-from agentrl.chat.calls.reading import Schemas, Unreadable, WrittenCall, arguments_from_json, check_value, refused
+from agentrl.chat.calls.reading import Schemas, Unreadable, WrittenCall, refused
+from agentrl.chat.calls.values import arguments_from_json, check_value
 from agentrl.chat.messages import REASONING_FIELDS
 from agentrl.errors import TemplateError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.chat.calls.reading import MAX_DEPTH
+from agentrl.chat.calls.values import MAX_DEPTH
 from agentrl.chat.derivation import derive_format, find_format
 from agentrl.chat.formats import CallSyntax, JsonCalls, Reasoning, TurnFormat
 from agentrl.chat.parsing import parse_turn

@@ -72,20 +72,21 @@ calls = st.lists(
 
 # What a value must not hold because the syntax has no way to write it.
 UNWRITABLE = {
-    CallSyntax.XML: ("</parameter>",),
-    CallSyntax.GLM: ("</arg_value>",),
-    CallSyntax.GEMMA: ('<|"|>',),
-    CallSyntax.FUNCTION_GEMMA: ("<escape>",),
+    CallSyntax.XML: "</parameter>",
+    CallSyntax.GLM: "</arg_value>",
+    CallSyntax.GEMMA: '<|"|>',
+    CallSyntax.FUNCTION_GEMMA: "<escape>",
 }
 
 
 @every_writer
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(written=calls)
 def test_parse_of_what_was_written_gives_the_calls(write, written):
     """parse(render(calls)) == calls, types included."""
     syntax = WRITERS[write]
-    assume(not any(mark in json.dumps(written, ensure_ascii=False).replace("\\", "") for mark in _unwritable(syntax)))
+    unwritable = UNWRITABLE.get(syntax)
+    assume(unwritable is None or not any(unwritable in text for text in _strings(written)))
     turn = parse_turn(write(written), TurnFormat(syntax), prompt=prompt_of(syntax), tools=tool_schemas(written))
     assert [call.error for call in turn.calls] == [None] * len(written)
     read = [(call.name, call.arguments) for call in turn.calls]
@@ -94,12 +95,15 @@ def test_parse_of_what_was_written_gives_the_calls(write, written):
     assert turn.message["content"] == ""
 
 
-def _unwritable(syntax):
-    return [mark.replace('"', "") for mark in UNWRITABLE.get(syntax, ())]
+def _strings(value):
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _strings(inner)
 
 
 @every_syntax
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_parsing_never_raises(syntax, data):
     """Any text gives a message that can be written as JSON, and calls that are readable or say why not."""

@@ -12,7 +12,8 @@ import json
 import re
 from typing import Any
 
-from agentrl.chat.calls.reading import Schemas, Text, Unreadable, read_json
+from agentrl.chat.calls.reading import Schemas, Text, Unreadable
+from agentrl.chat.calls.values import read_json
 
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.0+)?")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 
-from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall, read_json
+from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall
+from agentrl.chat.calls.values import read_json
 
 _NAME = re.compile(r"\s*call:([^\s{}]+)\s*(?=\{)")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from agentrl.chat.calls.reading import Text, Unreadable, WrittenCall, arguments_from_json, read_json, refused
+from agentrl.chat.calls.reading import Text, Unreadable, WrittenCall, refused
+from agentrl.chat.calls.values import arguments_from_json, read_json
 
 _MARK = re.compile(r"<\|(?:message|end|call|return|start)\|>")
 _END = re.compile(r"<\|(?:end|call|return|start)\|>")

@@ -7,17 +7,8 @@ from __future__ import annotations
 
 import re
 
-from agentrl.chat.calls.reading import (
-    Schemas,
-    Syntax,
-    Text,
-    Unreadable,
-    WrittenCall,
-    arguments_from_json,
-    call_from_json,
-    read_json,
-    refused,
-)
+from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall, refused
+from agentrl.chat.calls.values import arguments_from_json, call_from_json, read_json
 
 
 def tagged(

@@ -10,7 +10,8 @@ import re
 from typing import Any
 
 from agentrl.chat.calls.argument_types import argument_schemas, typed
-from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall, check_value
+from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall
+from agentrl.chat.calls.values import check_value
 
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
