@@ -20,6 +20,7 @@ _PUBLIC = {
     "RolloutError": "agentrl.errors",
     "ToolBrokenError": "agentrl.errors",
     "StepReward": "agentrl.types",
+    "Tool": "agentrl.rollout.tools",
     "isolated": "agentrl.rollout.isolation.factory",
     "tool": "agentrl.rollout.policy",
 }

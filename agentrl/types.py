@@ -160,11 +160,12 @@ class Turn:
     """One sampled turn of a trajectory and what came of it.
 
     Attributes:
-        start: Index of its first id in `completion_ids`.
+        start: Index of its first id in the `completion_ids` of its row.
         stop: Index after its last sampled id.
         finish: Why sampling stopped.
         results: The answers to its tool calls, in call order; empty for a final answer.
         seconds: Time spent sampling.
+        row: Index of its row in `Trajectory.rows`.
         listed_reward: The turn's entry of a list from `get_reward`.
     """
 
@@ -173,6 +174,7 @@ class Turn:
     finish: FinishReason
     results: tuple[ToolResult, ...] = ()
     seconds: float = 0.0
+    row: int = 0
     listed_reward: float | None = None
 
     @property
@@ -191,12 +193,25 @@ class Failure:
     traceback: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the model read in one go: a prompt, then sampled ids and suffixes; see `Trajectory` for the fields."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+
+
 @dataclass(slots=True)
 class Trajectory:
     """A finished episode as a stream of tokens whose origin is known.
 
     `completion_ids`, `loss_mask` and `logprobs` have one entry a token. The mask is 1 exactly on sampled ids;
     `logprobs` is 0.0 elsewhere.
+
+    An episode is one row, unless its chat template rewrote earlier turns (`reasoning="fork"`): then it went on in
+    further rows, whose prompts are the rewritten contexts. Every sampled token is in exactly one row.
 
     Attributes:
         task: What the rollout had to do.
@@ -215,6 +230,7 @@ class Trajectory:
         failure: The cause of `Outcome.ENV_FAILURE`.
         retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
+        forks: The rows after the first one, in order.
     """
 
     task: Task
@@ -232,6 +248,12 @@ class Trajectory:
     failure: Failure | None = None
     retries: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    forks: list[Row] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of the episode."""
+        return [Row(self.prompt_ids, self.completion_ids, self.loss_mask, self.logprobs), *self.forks]
 
     @property
     def truncated(self) -> bool:
@@ -252,8 +274,8 @@ class Trajectory:
 
     @property
     def sampled_length(self) -> int:
-        """Number of sampled tokens."""
-        return sum(self.loss_mask)
+        """Number of sampled tokens, over all rows."""
+        return sum(sum(row.loss_mask) for row in self.rows)
 
     @property
     def tool_calls(self) -> int:

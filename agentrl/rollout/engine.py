@@ -34,7 +34,7 @@ from agentrl.rollout.loop import LoopThread
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
 from agentrl.rollout.threads import Threads
-from agentrl.rollout.tools import ToolRunner, make_tools
+from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import Task, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class RolloutEngine:
         generator: Generator,
         renderer: Renderer,
         *,
-        tools: Iterable[Callable[..., Any]] = (),
+        tools: Iterable[Callable[..., Any] | Tool] = (),
         environments: Factory | Mapping[str, Factory] | None = None,
         limits: Limits | None = None,
         sampling: SamplingParams | None = None,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentrl.chat.forks import Continuation
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
 from agentrl.generation.base import Generator, SamplingParams
@@ -157,7 +158,8 @@ class Episode:
             sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
-            self.sampled = turn = Turn(start, stop, sample.finish, seconds=time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self.sampled = turn = Turn(start, stop, sample.finish, seconds=seconds, row=len(conversation.rows))
             ending = self._ending(turn, calls)
             results = [] if ending else await self._run_tools(calls)
             self._finish_turn(turn, results)
@@ -168,11 +170,16 @@ class Episode:
                 # Nothing is sampled after this, so the row ends with the call; the transcript keeps the answer.
                 conversation.messages += messages
                 return Outcome.ENV_DONE, None
-            suffix = renderer.suffix_ids(sample.ids[-1], message, messages, self.schemas)
-            if (limit := reached(limits, self._progress(extra=len(suffix)))) is not None:
+            going_on = renderer.continuation(
+                conversation.prompt, conversation.messages, messages, sample.ids, self.schemas
+            )
+            if (limit := reached(limits, self._progress(going_on))) is not None:
                 # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
                 return _outcome_of(limit), limit
-            conversation.add_suffix(suffix, messages)
+            if going_on.forks:
+                conversation.fork(going_on.ids, messages, going_on.added)
+            else:
+                conversation.add_suffix(going_on.ids, messages)
 
     def _ending(self, turn: Turn, calls: list[ToolCall]) -> tuple[Outcome, Limit | None] | None:
         """How the episode ends with a turn that was just sampled, None if its calls are to be run."""
@@ -234,10 +241,15 @@ class Episode:
             seed=derive_seed(self.task.seed, self.task.member, len(self.turns)),
         )
 
-    def _progress(self, extra: int = 0) -> Progress:
+    def _progress(self, going_on: Continuation | None = None) -> Progress:
+        """Where the episode stands, or would stand with what comes next."""
+        row, spent = len(self.conversation.ids), self.conversation.spent
+        if going_on is not None:
+            row = len(going_on.ids) + (0 if going_on.forks else row)
+            spent += going_on.added
         return Progress(
-            prompt_length=self.conversation.prompt_length,
-            completion_length=self.conversation.completion_length + extra,
+            prompt_length=row - spent,  # after a fork, whatever of the row is no part of the episode's budget
+            completion_length=spent,
             tool_iterations=len(self.turns),  # every turn that did not end the episode had its calls run
             seconds=time.monotonic() - self.started,
             cancelled=self.stage.cancelled.is_set(),
@@ -260,16 +272,16 @@ class Episode:
     def _trajectory(self, outcome: Outcome, **fields: Any) -> Trajectory:
         conversation = self.conversation
         text = isinstance(conversation.prompt, str)
-        # An episode that was interrupted may have a suffix after its last sampled token; nothing there is trained.
-        length = self.turns[-1].stop if self.turns else 0
+        first, *forks = conversation.sampled_rows()
         return Trajectory(
             task=self.task,
             prompt=conversation.prompt,
-            prompt_ids=conversation.ids[: conversation.prompt_length],
+            prompt_ids=first.prompt_ids,
             completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
-            completion_ids=conversation.completion_ids[:length],
-            loss_mask=conversation.loss_mask[:length],
-            logprobs=conversation.logprobs[:length],
+            completion_ids=first.completion_ids,
+            loss_mask=first.loss_mask,
+            logprobs=first.logprobs,
+            forks=forks,
             outcome=outcome,
             turns=self.turns,
             **fields,

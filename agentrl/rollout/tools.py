@@ -31,7 +31,7 @@ from agentrl.rollout.failures import backoff
 from agentrl.rollout.mistakes import mistake_of
 from agentrl.rollout.policy import MODEL_MISTAKES, Breaker, ToolPolicy, policy_of
 from agentrl.rollout.results import render
-from agentrl.rollout.schemas import function_name, tool_schema
+from agentrl.rollout.schemas import explicit_schema, function_name, tool_schema
 from agentrl.rollout.threads import Threads
 from agentrl.types import Message, StepReward, Task, ToolCall, ToolResult
 
@@ -84,6 +84,26 @@ class Tool:
         """Its name in messages, the same for all instances."""
         return self.name if self.owner is None else f"{self.owner}.{self.name}"
 
+    @classmethod
+    def from_schema(cls, description: Mapping[str, Any], function: Callable[..., Any]) -> Tool:
+        """Make a tool from a description written by hand, or given by an MCP server.
+
+        Args:
+            description: JSON schema in OpenAI form, its `function` object alone, or a tool as MCP lists it
+                (`name`, `description`, `inputSchema`).
+            function: What runs, sync or async; called with keyword arguments. It needs no hints or docstring.
+
+        Raises:
+            ToolDefinitionError: Says what is missing or does not fit.
+
+        Example:
+            >>> tool = Tool.from_schema({"name": "now", "description": "Tell the time."}, lambda: "12:00")
+            >>> tool.schema["function"]["parameters"]
+            {'type': 'object', 'properties': {}}
+        """
+        schema = explicit_schema(description, function)
+        return cls(schema["function"]["name"], schema, function, policy=policy_of(function))
+
     def bind(self, instance: Any) -> Tool:
         """The same tool acting on one environment instance."""
         return replace(self, function=getattr(instance, self.name), instance=instance)
@@ -93,8 +113,8 @@ class Tool:
         return replace(self, name=name, schema=self.schema | {"function": self.schema["function"] | {"name": name}})
 
 
-def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
-    """Make the standalone tools, by name.
+def make_tools(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
+    """Make the standalone tools, by name; a `Tool` is taken as it is.
 
     A partial or a callable object without a `__name__` of its own takes the name of its function or class; if
     that is taken it is numbered (`search`, `search_2`). Names that the user wrote must differ.
@@ -104,12 +124,12 @@ def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     """
     tools: dict[str, Tool] = {}
     for function in functions:
-        tool = Tool.from_function(function)
+        tool = function if isinstance(function, Tool) else Tool.from_function(function)
         if tool.name in RESERVED_NAMES:
             raise ToolDefinitionError(
                 f"a tool cannot be called {tool.name!r}: {sorted(RESERVED_NAMES)} are methods of environments"
             )
-        if tool.name in tools and hasattr(function, "__name__"):
+        if tool.name in tools and (isinstance(function, Tool) or hasattr(function, "__name__")):
             raise ToolDefinitionError(
                 f"two tools are called {tool.name!r}: {tools[tool.name].function!r} and {function!r}; rename one"
             )

@@ -54,6 +54,8 @@ REFUSED: dict[str, str] = {
 CISPO_WEIGHT = 5.0
 """What epsilon_high is with loss_type="cispo" unless given, as ScaleRL recommends."""
 
+REASONING = ("keep", "fork")
+
 
 def _arg(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -121,6 +123,11 @@ class RolloutConfig(TrainingArguments):
         None, "Further GenerationConfig arguments; they win over the ones above."
     )
     chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
+    reasoning: str = _arg(
+        "keep",
+        "What becomes, after a tool round, of earlier turns that the chat template would rewrite (it drops their "
+        "reasoning): `keep` them in the row, or `fork` into a new row that starts with the rewritten context.",
+    )
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
     cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
     use_transformers_continuous_batching: bool = _arg(False, "Generate with transformers' continuous batching.")
@@ -260,6 +267,7 @@ class RolloutConfig(TrainingArguments):
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
         iterations = self.max_tool_calling_iterations
         _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
+        _require(self.reasoning in REASONING, "reasoning", self.reasoning, f"one of {REASONING}")
         rounds = self.dynamic_sampling_max_rounds
         _require(rounds >= 0, "dynamic_sampling_max_rounds", rounds, "0 (never) or more")
         alpha, every = self.ref_model_mixup_alpha, self.ref_model_sync_steps

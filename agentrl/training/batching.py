@@ -1,9 +1,11 @@
 """From trajectories to the tensors of one forward pass, and to the flat targets that are trained in it.
 
-A row is a trajectory's prompt and completion. Its targets are the sampled tokens; each is predicted from the
-position before it in its own row, so no target crosses from one row to the next. Rows lie side by side with
-padding on the right, or packed end to end in one long row. Everything after this module sees targets only: a
-row that is excluded from training keeps its place and has none.
+A row of a micro-batch is a trajectory: what has one advantage, one place in the denominators, one sum of logprobs. The
+model reads it as one sequence, prompt and completion, or as several where the episode forked. The row's targets are
+the sampled tokens of all its sequences; each is predicted from the position before it in its own sequence, so no target
+crosses from one sequence to the next. Sequences lie side by side with padding on the right, or packed end to end in one
+long line. Everything after this module sees targets only: a row that is excluded from training keeps its place and has
+none.
 """
 
 from __future__ import annotations
@@ -16,26 +18,27 @@ import torch
 from torch import Tensor
 
 from agentrl.objectives.aggregation import Denominators
-from agentrl.types import Trajectory
+from agentrl.types import Row, Trajectory
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """R rows and their N targets. Targets are ordered by row, then by position.
+    """R rows in S sequences and their N targets. Targets are ordered by row, then by sequence and position.
 
     Attributes:
-        input_ids: int64 (R, T), or (1, T) when packed.
-        attention_mask: 1 on the tokens of rows, 0 on padding, (R, T); None when packed.
-        position_ids: Positions that start again at each row, (1, T); None when padded, where the model
+        input_ids: int64 (S, T), or (1, T) when packed.
+        attention_mask: 1 on the tokens of sequences, 0 on padding, (S, T); None when packed.
+        position_ids: Positions that start again at each sequence, (1, T); None when padded, where the model
             counts.
-        starts: Index of each row's first token in the flattened `input_ids`.
-        lengths: Tokens of each row.
+        starts: Index of each sequence's first token in the flattened `input_ids`.
+        lengths: Tokens of each sequence.
         target_index_N: Index in the flattened `input_ids` of the position that predicts the target, int64
             (N,).
         target_ids_N: The targets, int64 (N,).
         row_N: Row of each target, int64 (N,).
+        sequence_N: Sequence of each target, int64 (N,).
         sampler_logps_N: Logprob of each target as the generator reported it, float32 (N,).
         advantages_R: Advantage of each row, float32 (R,).
         turn_advantages_N: Advantage of each target, float32 (N,), when turns of a row have advantages of their own;
@@ -53,6 +56,7 @@ class MicroBatch:
     target_index_N: Tensor
     target_ids_N: Tensor
     row_N: Tensor
+    sequence_N: Tensor
     sampler_logps_N: Tensor
     advantages_R: Tensor
     old_logps_N: Tensor | None = None
@@ -68,7 +72,7 @@ class MicroBatch:
     @property
     def rows(self) -> int:
         """R, the rows without targets included."""
-        return len(self.lengths)
+        return self.advantages_R.numel()
 
     @property
     def tokens(self) -> int:
@@ -116,8 +120,8 @@ def collate(
             from the lengths.
         advantages: Advantage of each row; None means 0.
         trained: Whether each row is trained; the others have no targets. None means all.
-        packed: Put the rows end to end in one row without an attention mask. The model has to tell rows apart
-            by `position_ids`, as transformers does for its sdpa, eager and flash attention.
+        packed: Put the sequences end to end without an attention mask. The model has to tell them apart by
+            `position_ids`, as transformers does for its sdpa, eager and flash attention.
         pad_to_multiple_of: Round the padded length up to a multiple of this.
 
     Raises:
@@ -128,21 +132,23 @@ def collate(
     for name, values in (("advantages", advantages), ("trained", trained)):
         if values is not None and len(values) != count:
             raise ValueError(f"{count} trajectories but {len(values)} {name}")
-    rows = [trajectory.prompt_ids + trajectory.completion_ids for trajectory in trajectories]
+    sequences = [(r, row) for r, trajectory in enumerate(trajectories) for row in trajectory.rows]
+    rows = [row.prompt_ids + row.completion_ids for _, row in sequences]
     lengths = tuple(len(row) for row in rows)
     width = max(lengths, default=0)
     if pad_to_multiple_of:
         width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
-    starts = tuple(sum(lengths[:r]) if packed else r * width for r in range(count))
+    starts = tuple(sum(lengths[:s]) if packed else s * width for s in range(len(rows)))
 
-    index, ids, owner, logps = [], [], [], []
-    for r, trajectory in enumerate(trajectories):
+    index, ids, owner, owning_sequence, logps = [], [], [], [], []
+    for s, (r, row) in enumerate(sequences):
         if trained is not None and not trained[r]:
             continue
-        for position, logp in _targets(r, trajectory):
-            index.append(starts[r] + position - 1)
-            ids.append(rows[r][position])
+        for position, logp in _targets(r, row):
+            index.append(starts[s] + position - 1)
+            ids.append(rows[s][position])
             owner.append(r)
+            owning_sequence.append(s)
             logps.append(logp)
 
     attention_mask = position_ids = None
@@ -151,7 +157,7 @@ def collate(
         position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
     else:
         padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
-        input_ids = torch.tensor(padded, dtype=torch.int64).reshape(count, width)
+        input_ids = torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
         attention_mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
     return MicroBatch(
         input_ids=input_ids,
@@ -162,6 +168,7 @@ def collate(
         target_index_N=torch.tensor(index, dtype=torch.int64),
         target_ids_N=torch.tensor(ids, dtype=torch.int64),
         row_N=torch.tensor(owner, dtype=torch.int64),
+        sequence_N=torch.tensor(owning_sequence, dtype=torch.int64),
         sampler_logps_N=torch.tensor(logps, dtype=torch.float32),
         advantages_R=torch.tensor([0.0] * count if advantages is None else advantages, dtype=torch.float32),
     )
@@ -172,15 +179,15 @@ def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _targets(r: int, trajectory: Trajectory) -> list[tuple[int, float]]:
-    """Position in the row and sampler logprob of each sampled token."""
-    mask, logps = trajectory.loss_mask, trajectory.logprobs
-    if not len(trajectory.completion_ids) == len(mask) == len(logps):
+def _targets(r: int, row: Row) -> list[tuple[int, float]]:
+    """Position in the sequence and sampler logprob of each sampled token."""
+    mask, logps = row.loss_mask, row.logprobs
+    if not len(row.completion_ids) == len(mask) == len(logps):
         raise ValueError(
-            f"row {r} has {len(trajectory.completion_ids)} completion ids, {len(mask)} mask entries and "
+            f"row {r} has {len(row.completion_ids)} completion ids, {len(mask)} mask entries and "
             f"{len(logps)} logprobs; expected one of each per token"
         )
-    offset = len(trajectory.prompt_ids)
+    offset = len(row.prompt_ids)
     targets = [(offset + c, logps[c]) for c, sampled in enumerate(mask) if sampled]
     if targets and targets[0][0] == 0:
         raise ValueError(f"row {r} has an empty prompt: no position predicts its first sampled token")

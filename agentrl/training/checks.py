@@ -33,6 +33,11 @@ def check_sources(
             "rollout_func replaces the rollout engine, so `tools` and `environment_factory` would never be used; "
             "drop them or drop rollout_func."
         )
+    if args.reasoning != "keep" and not tools and environments is None:
+        raise ConfigurationError(
+            f"reasoning={args.reasoning!r} says how an episode goes on after a tool round, but there are neither "
+            "`tools` nor an `environment_factory`; leave it at 'keep'."
+        )
     if environments is None and not reward_funcs:
         raise ConfigurationError(
             "there is no reward: pass reward_funcs, or an environment_factory whose class has get_reward()."

@@ -25,6 +25,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.policy import ToolPolicy
+from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
@@ -78,7 +79,7 @@ class Collector:
         corrects_sampler: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., Any] | Tool],
         environment_factory: Any,
         rollout_func: Callable[..., Any] | None,
         generator: Generator | Callable[..., Generator] | None,
@@ -98,6 +99,7 @@ class Collector:
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(policy),
+            reasoning=args.reasoning,
         )
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):

@@ -43,7 +43,8 @@ class GRPOTrainer(RolloutTrainer):
         optimizers: An optimizer and a scheduler.
         quantization_config: For loading the model by name; ignored for a model object.
         peft_config: Wraps the model in adapters.
-        tools: Functions that the model may call, sync or async, with type hints and a Google-style docstring.
+        tools: Functions that the model may call, sync or async, with type hints and a Google-style docstring;
+            or `agentrl.Tool.from_schema(...)`.
         rollout_func: Plays the episodes instead of the engine; see `agentrl.training.custom_rollouts`.
         environment_factory: Makes environments; or several factories by name, picked by the dataset's
             `environment` column. See `agentrl.rollout.environments` for the contract.

@@ -3,7 +3,8 @@
 A reward source is a reward function, a reward model or an environment class with `get_reward`. A reward
 function is called with keyword arguments, as many as its signature takes:
 
-- `prompts`, `completions`, `completion_ids`: one entry per completion;
+- `prompts`, `completions`, `completion_ids`: one entry per completion (the ids of an episode that forked are those of
+  its rows, one after the other);
 - every dataset column except `prompt`, and the extra fields of a `rollout_func`: lists, None where missing;
 - `trainer_state`, `log_extra(column, values)`, `log_metric(name, value)`;
 - `environments`, only with an `environment_factory`: the instance that played each rollout.
@@ -185,7 +186,7 @@ class RewardSet:
         return offered | {
             "prompts": [t.prompt for t in trajectories],
             "completions": [t.completion for t in trajectories],
-            "completion_ids": [t.completion_ids for t in trajectories],
+            "completion_ids": [[token for row in t.rows for token in row.completion_ids] for t in trajectories],
         }
 
     def _call(self, offered: Mapping[str, Any], run: Callable[[Coroutine[Any, Any, Any]], Any]) -> list[Any]:

@@ -193,20 +193,20 @@ def _close(logits: Tensor, ours: Tensor) -> bool:
 
 
 class _Seen:
-    """Which ids stand in a row before each target: what a repetition penalty looks at."""
+    """Which ids stand in a sequence before each target: what a repetition penalty looks at."""
 
     def __init__(self, batch: MicroBatch, core: Any) -> None:
         vocab_size = core.config.get_text_config().vocab_size
         ids = batch.input_ids.flatten()
         rows = [ids[start : start + length] for start, length in zip(batch.starts, batch.lengths, strict=True)]
-        starts_R = torch.tensor(batch.starts, device=ids.device)
-        self.first_RV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
-        self.row_N = batch.row_N
-        self.position_N = batch.target_index_N + 1 - starts_R[batch.row_N]
+        starts_S = torch.tensor(batch.starts, device=ids.device)
+        self.first_SV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
+        self.sequence_N = batch.sequence_N
+        self.position_N = batch.target_index_N + 1 - starts_S[batch.sequence_N]
 
     def before(self, span: slice) -> Tensor:
         """For the targets of a span, bool (C, V)."""
-        return seen_before(self.first_RV[self.row_N[span]], self.position_N[span])
+        return seen_before(self.first_SV[self.sequence_N[span]], self.position_N[span])
 
 
 def _in_chunks(

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
 from agentrl.objectives.aggregation import Denominators
+from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import Environments, check_rows, check_sources
@@ -67,7 +68,7 @@ class RolloutTrainer(LifeCycle):
         ),
         quantization_config: Any = None,
         peft_config: Any = None,
-        tools: list[Callable[..., Any]] | None = None,
+        tools: list[Callable[..., Any] | Tool] | None = None,
         rollout_func: RolloutFunction | None = None,
         environment_factory: Environments | None = None,
         *,
