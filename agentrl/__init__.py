@@ -17,6 +17,7 @@ _PUBLIC = {
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
+    "StepReward": "agentrl.types",
     "Tool": "agentrl.rollout.tools",
     "isolated": "agentrl.rollout.isolation.factory",
 }

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator
-from agentrl.objectives.advantages import combine_rewards
+from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
@@ -28,13 +28,14 @@ from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.batching import MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
+from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, sampling_of
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
-from agentrl.training.windows import Window, cut, group_numbers, reward_matrix, window_metrics
+from agentrl.training.windows import BatchRewards, Window, add_turn_advantages, batch_rewards, cut, window_metrics
 from agentrl.types import Outcome, Task, Trajectory
 
 
@@ -47,6 +48,7 @@ class Collector:
         model: The policy.
         tokenizer: Its tokenizer.
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
+        signals: What the members of a group are compared by, see `RolloutTrainer.signals`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
@@ -56,6 +58,9 @@ class Collector:
         generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
             None makes one from the arguments.
         datasets: The datasets whose rows will be played, for checks.
+
+    Attributes:
+        score_options: What the loss needs besides logprobs and entropies: options of `agentrl.training.scoring.score`.
     """
 
     def __init__(
@@ -65,7 +70,8 @@ class Collector:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        advantages: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        advantages: Callable[[BatchRewards, Tensor | None], Tensor],
+        signals: Callable[[BatchRewards], Tensor],
         needs_kl: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
@@ -80,6 +86,7 @@ class Collector:
         self.model = model
         self.tokenizer = tokenizer
         self._advantages = advantages
+        self._signals = signals
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
@@ -129,9 +136,18 @@ class Collector:
         self.reference = make_reference(model, args.beta)
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
+        self.score_options: dict[str, bool] = {}
         self._synced: int | None = None
 
-    def collect(self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None) -> Window:
+    def collect(
+        self,
+        tasks: list[Task],
+        *,
+        rows_per_batch: int,
+        batches: int,
+        identity: Any = None,
+        redraw: Redraw | None = None,
+    ) -> Window:
         """Play tasks and make them into micro-batches.
 
         Every process calls this for the same window, each with its own tasks.
@@ -141,8 +157,58 @@ class Collector:
             rows_per_batch: Rows of a micro-batch.
             batches: Micro-batches wanted; those beyond the rows are empty.
             identity: Which window this is.
+            redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
+                keeps such groups.
         """
-        trajectories = self._play(tasks)
+        draw = self._draw(tasks, part_of=len(tasks))
+        everywhere, mine = self._gather(draw.records)
+        rewards = self._rewards_of(everywhere)
+        discarded = Discarded()
+        while redraw is not None and discarded.rounds < self.args.dynamic_sampling_max_rounds:
+            flat_R = flat_rows(self._signals(rewards), rewards.group_R)
+            if not flat_R.any():
+                break
+            discarded.add([everywhere[row] for row in flat_R.nonzero()[:, 0]], rewards.total_R[flat_R].tolist())
+            # Rows of all processes are in window order, so the number of a group is its position.
+            groups = rewards.group_R[flat_R].unique().tolist()
+            rows = flat_R[mine].nonzero()[:, 0].tolist()
+            draw.replace(rows, self._draw(redraw(groups, discarded.rounds), part_of=len(tasks)))
+            everywhere, mine = self._gather(draw.records)
+            rewards = self._rewards_of(everywhere)
+        trained = [self._is_trained(*row) for row in zip(draw.trajectories, draw.records, strict=True)]
+        micro_batches = [
+            self._score_baselines(batch) for batch in self._lay_out(draw.trajectories, trained, rows_per_batch, batches)
+        ]
+        kl_R = self._gather_kl(micro_batches)
+        advantages = self._advantages(rewards, kl_R)[mine]
+        if advantages.dim() == 2:
+            advantages_R = advantages[:, 0]
+            micro_batches = add_turn_advantages(micro_batches, advantages, draw.trajectories, trained)
+        else:
+            advantages_R = advantages
+        micro_batches = [
+            dataclasses.replace(batch, advantages_R=part)
+            for batch, part in zip(micro_batches, cut(advantages_R, rows_per_batch, batches), strict=True)
+        ]
+        log = CompletionLog(extra=draw.columns)
+        if self.args.log_completions:
+            self._fill(log, draw, advantages_R.tolist())
+        metrics = window_metrics(everywhere, rewards, self._signals(rewards), kl_R, tools=self.engine.offers_tools)
+        if redraw is not None and everywhere:
+            metrics |= discarded.metrics(rewards.total_R.tolist())
+        return Window(
+            identity=identity,
+            rows=len(everywhere),
+            batches=micro_batches,
+            metrics=metrics | self.rewards.metrics([record.rewards for record in everywhere]),
+            own_metrics=draw.own_metrics,
+            tokens_seen=sum(record.tokens for record in everywhere) + discarded.tokens,
+            log=log,
+        )
+
+    def _draw(self, tasks: list[Task], *, part_of: int) -> Draw:
+        """Play tasks, which belong to a batch of `part_of`, and reward them."""
+        trajectories = self._play(tasks, part_of)
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
@@ -156,34 +222,14 @@ class Collector:
         finally:
             self.engine.release(trajectories)
         records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
-        micro_batches = [
-            self._score_baselines(batch) for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
-        ]
-        everywhere, mine = self._gather(records)
-        total_R = combine_rewards(reward_matrix(everywhere), torch.tensor(self.rewards.weights))
-        group_R = group_numbers(everywhere)
-        kl_R = self._gather_kl(micro_batches)
-        advantages_R = self._advantages(total_R, group_R, kl_R)[mine]
-        micro_batches = [
-            dataclasses.replace(batch, advantages_R=part)
-            for batch, part in zip(micro_batches, cut(advantages_R, rows_per_batch, batches), strict=True)
-        ]
-        if self.args.log_completions:
-            self._fill(log, trajectories, rewards, advantages_R.tolist())
-        return Window(
-            identity=identity,
-            rows=len(everywhere),
-            batches=micro_batches,
-            metrics=window_metrics(everywhere, total_R, group_R, kl_R, tools=self.engine.offers_tools)
-            | self.rewards.metrics([record.rewards for record in everywhere]),
-            own_metrics=own_metrics,
-            tokens_seen=sum(record.prompt_tokens + record.sampled_tokens for record in everywhere),
-            log=log,
-        )
+        return Draw(trajectories, rewards, records, log.extra, own_metrics)
+
+    def _rewards_of(self, records: list[RolloutRecord]) -> BatchRewards:
+        return batch_rewards(records, self.rewards.weights, getattr(self.args, "turn_discount", 1.0))
 
     def score(self, model: torch.nn.Module, batch: MicroBatch) -> Scores:
         """Score a micro-batch under the distribution that the generator sampled from."""
-        return score(model, batch, self.sampling)
+        return score(model, batch, self.sampling, **self.score_options)
 
     def weights_changed(self) -> None:
         """Take notice that the weights may have changed without an optimizer step."""
@@ -197,20 +243,17 @@ class Collector:
 
     # Playing ------------------------------------------------------------------------------------------------
 
-    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+    def _play(self, tasks: list[Task], part_of: int) -> list[Trajectory]:
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
         if self._rollout_func is not None:
-            return play_custom(self._rollout_func, tasks, self.trainer, self.renderer)
-        return self.engine.run(tasks)
+            return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
+        return self.engine.run(tasks, part_of=part_of)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
-    def _lay_out(
-        self, trajectories: list[Trajectory], records: list[RolloutRecord], size: int, count: int
-    ) -> list[MicroBatch]:
-        trained = [self._is_trained(t, r) for t, r in zip(trajectories, records, strict=True)]
+    def _lay_out(self, trajectories: list[Trajectory], trained: list[bool], size: int, count: int) -> list[MicroBatch]:
         parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
         parts += [([], [])] * (count - len(parts))
         config = self.model.config
@@ -234,7 +277,7 @@ class Collector:
         return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
-        if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):
+        if trajectory.outcome is Outcome.ENV_FAILURE or not record.scored:
             return False
         return not (self.args.mask_truncated_completions and trajectory.truncated)
 
@@ -291,17 +334,11 @@ class Collector:
             local += row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
         return torch.tensor(gather_object(local) if self.args.world_size > 1 else local)
 
-    def _fill(
-        self,
-        log: CompletionLog,
-        trajectories: list[Trajectory],
-        rewards: Sequence[Sequence[float | None]],
-        advantages: list[float],
-    ) -> None:
+    def _fill(self, log: CompletionLog, draw: Draw, advantages: list[float]) -> None:
         """Make this process's rows readable and put them together with those of the others, in process order."""
-        log.prompts = [readable(t.prompt) for t in trajectories]
-        log.completions = [readable(t.completion) for t in trajectories]
-        log.rewards = {name: [row[i] for row in rewards] for i, name in enumerate(self.rewards.names)}
+        log.prompts = [readable(t.prompt) for t in draw.trajectories]
+        log.completions = [readable(t.completion) for t in draw.trajectories]
+        log.rewards = {name: [row[i] for row in draw.rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
         if self.args.world_size > 1:
             parts = gather_object([log])

@@ -27,7 +27,7 @@ from agentrl.rollout.environments import EnvironmentSpec, apply_observation
 from agentrl.rollout.isolation import wire
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
-from agentrl.types import Outcome
+from agentrl.types import Outcome, StepReward
 from tests.rollout.helpers import QUESTION, Counter, call, renderer, tasks, turn
 
 METHODS = ("spawn", "forkserver")
@@ -203,6 +203,35 @@ def test_an_isolated_environment_plays_the_same_episodes(method):
             _ = instance.colour
     finally:
         asyncio.run(instance.close())
+
+
+class Slope:
+    """Rewards its turns in all three ways."""
+
+    def reset(self, **columns: Any) -> None:
+        self.height = 0
+
+    def get_reward(self, turns: int) -> list[float]:
+        return [float(k) for k in range(turns)]
+
+    def up(self) -> StepReward:
+        """Go up."""
+        return StepReward("higher", 0.5)
+
+    def over(self) -> str:
+        """Go over the top."""
+        raise EpisodeDone(StepReward("on top", 2.0))
+
+
+def test_rewards_of_turns_cross():
+    """By tools, by the end of the episode, and as a list of as many as there were turns."""
+    script = [turn(call("up") + call("up")), turn(call("over"))]
+    for environment in (Slope, isolated(Slope)):
+        (trajectory,) = play(environment, script)
+        assert trajectory.turn_rewards == [0.0 + 0.5 + 0.5, 1.0 + 2.0]
+        assert trajectory.reward is None
+        assert trajectory.outcome is Outcome.ENV_DONE
+        assert [result.content for t in trajectory.turns for result in t.results] == ["higher", "higher", "on top"]
 
 
 def test_images_cross_without_pickle():

@@ -27,6 +27,7 @@ from typing import Any
 from agentrl.errors import EnvironmentFailure, EpisodeDone
 from agentrl.rollout.isolation.wire import FRAME, encode
 from agentrl.rollout.results import render
+from agentrl.types import StepReward
 
 UNRENDERED = frozenset({"reset", "get_reward", "close"})
 """Methods whose results are values for agentrl, not text for the model."""
@@ -157,6 +158,8 @@ def _outcome(loop: asyncio.AbstractEventLoop, run: Any, *, render_result: bool, 
             value = loop.run_until_complete(_awaited(value))
         if keep:
             return {"kept": value}
+        if render_result and isinstance(value, StepReward):
+            return {"value": render(value.content), "reward": value.reward}
         return {"value": render(value) if render_result else value}
     except MemoryError as error:
         # Whatever ran out of memory is in an unknown state.
@@ -169,20 +172,23 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _described(error: BaseException) -> dict[str, str]:
+def _described(error: BaseException) -> dict[str, Any]:
     kind = "exception"
     if isinstance(error, EpisodeDone):
         kind = "done"
     elif isinstance(error, EnvironmentFailure):
         kind = "failure"
     with contextlib.suppress(Exception):
-        return {
+        described: dict[str, Any] = {
             "kind": kind,
             "type": type(error).__name__,
             "module": type(error).__module__,
             "text": str(error),
             "traceback": "".join(traceback.format_exception(error)),
         }
+        if kind == "done" and error.args and isinstance(step := error.args[0], StepReward):
+            described |= {"text": str(step.content), "reward": step.reward}
+        return described
     return {"kind": kind, "type": type(error).__name__, "module": "", "text": "(unprintable)", "traceback": ""}
 
 

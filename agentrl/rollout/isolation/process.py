@@ -24,6 +24,7 @@ from typing import Any, Protocol, cast
 from agentrl.errors import EnvironmentFailure, EpisodeDone
 from agentrl.rollout.isolation import child
 from agentrl.rollout.isolation.wire import FRAME, MAX_FRAME, decode
+from agentrl.types import StepReward
 
 STDERR_CHARACTERS = 2000
 """How much of a dead process's stderr its failure quotes."""
@@ -158,7 +159,8 @@ class InstanceProcess:
     def _read(self, answer: dict[str, Any]) -> Any:
         self.done = answer["done"]
         if (raised := answer.get("raised")) is None:
-            return answer.get("value")
+            value = answer.get("value")
+            return StepReward(value, answer["reward"]) if "reward" in answer else value
         raise _exception(raised, self.class_name)
 
     # Ends -----------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ def _exception(raised: Mapping[str, Any], class_name: str) -> Exception:
     """An exception like the one raised over there, with its class name, text and traceback."""
     text = str(raised.get("text"))
     if raised.get("kind") == "done":
-        return EpisodeDone(text)
+        return EpisodeDone(StepReward(text, raised["reward"]) if "reward" in raised else text)
     if raised.get("kind") == "failure":
         error: Exception = EnvironmentFailure(text)
     else:
