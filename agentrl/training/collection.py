@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,16 +26,18 @@ from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
 from agentrl.training.arguments import RolloutConfig, as_dict
-from agentrl.training.batching import MicroBatch, collate, split
+from agentrl.training.balance import Costs, assign
+from agentrl.training.batching import Layout, MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.generators import generator_of, sampling_of
+from agentrl.training.layouts import choose_layout
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
-from agentrl.training.windows import Window, cut, group_numbers, reward_matrix, window_metrics
+from agentrl.training.windows import TrainingRow, Window, group_numbers, reward_matrix, row_size, window_metrics
 from agentrl.types import Outcome, Task, Trajectory
 
 
@@ -130,15 +134,19 @@ class Collector:
             self.reference.copy.to(args.device)
         self._synced: int | None = None
 
-    def collect(self, tasks: list[Task], *, rows_per_batch: int, batches: int, identity: Any = None) -> Window:
+    def collect(
+        self, tasks: list[Task], *, rows_per_batch: int, batches: int, together: int = 0, identity: Any = None
+    ) -> Window:
         """Play tasks and make them into micro-batches.
 
         Every process calls this for the same window, each with its own tasks.
 
         Args:
             tasks: This process's tasks, in row order.
-            rows_per_batch: Rows of a micro-batch.
+            rows_per_batch: Rows of a micro-batch, on average where rows are moved.
             batches: Micro-batches wanted; those beyond the rows are empty.
+            together: Successive micro-batches that are sure to belong to one optimizer step. Rows may be moved among
+                them and among processes; 0 leaves all rows where they were played.
             identity: Which window this is.
         """
         trajectories = self._play(tasks)
@@ -155,20 +163,20 @@ class Collector:
         finally:
             self.engine.release(trajectories)
         records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
-        micro_batches = [
-            self._score_baselines(batch) for batch in self._lay_out(trajectories, records, rows_per_batch, batches)
-        ]
         everywhere, mine = self._gather(records)
+        plan = self._plan(everywhere, mine, rows_per_batch, batches, together)
+        rows = self._exchange(trajectories, records, mine, plan, moved=bool(together))
+        micro_batches = [self._score_baselines(self._lay_out([rows[number] for number in part])) for part in plan]
         total_R = combine_rewards(reward_matrix(everywhere), torch.tensor(self.rewards.weights))
         group_R = group_numbers(everywhere)
-        kl_R = self._gather_kl(micro_batches)
-        advantages_R = self._advantages(total_R, group_R, kl_R)[mine]
+        kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
+        advantages_R = self._advantages(total_R, group_R, kl_R)
         micro_batches = [
-            dataclasses.replace(batch, advantages_R=part)
-            for batch, part in zip(micro_batches, cut(advantages_R, rows_per_batch, batches), strict=True)
+            dataclasses.replace(batch, advantages_R=advantages_R[torch.tensor(part, dtype=torch.int64)])
+            for batch, part in zip(micro_batches, plan, strict=True)
         ]
         if self.args.log_completions:
-            self._fill(log, trajectories, rewards, advantages_R.tolist())
+            self._fill(log, trajectories, rewards, advantages_R[mine].tolist())
         return Window(
             identity=identity,
             rows=len(everywhere),
@@ -206,23 +214,64 @@ class Collector:
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
-    def _lay_out(
-        self, trajectories: list[Trajectory], records: list[RolloutRecord], size: int, count: int
-    ) -> list[MicroBatch]:
-        trained = [self._is_trained(t, r) for t, r in zip(trajectories, records, strict=True)]
-        parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
-        parts += [([], [])] * (count - len(parts))
-        config = self.model.config
-        return [
-            collate(
-                rows,
-                pad_token_id=self.tokenizer.pad_token_id,
-                trained=flags,
-                packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
-                pad_to_multiple_of=self._pad_multiple,
-            )
-            for rows, flags in parts
-        ]
+    def _plan(
+        self, records: Sequence[RolloutRecord], mine: slice, size: int, batches: int, together: int
+    ) -> list[list[int]]:
+        """Say which rows, numbered over all processes, make this process's micro-batches."""
+        if not together or getattr(self.args, "loss_type", None) == "bnpo":  # which is defined by its micro-batches
+            parts: list[Any] = split(range(mine.start, mine.stop), size)
+            return [list(part) for part in parts] + [[]] * (batches - len(parts))
+        processes = self.args.world_size
+        plan = []
+        for first in range(0, batches * size, together * size):
+            step = range(first, first + together * size)
+            numbers = [process * batches * size + row for process in range(processes) for row in step]
+            sizes = [row_size(records[number]) for number in numbers]
+            parts = assign(sizes, self._costs, processes=processes, batches=together)[self.args.process_index]
+            plan += [[numbers[row] for row in part] for part in parts]
+        return plan
+
+    def _exchange(
+        self,
+        trajectories: Sequence[Trajectory],
+        records: Sequence[RolloutRecord],
+        mine: slice,
+        plan: Sequence[Sequence[int]],
+        *,
+        moved: bool,
+    ) -> dict[int, TrainingRow]:
+        """Return the rows of the plan by their numbers; those that another process trains are handed over."""
+        rows = {
+            mine.start + i: TrainingRow(trajectory, self._is_trained(trajectory, record))
+            for i, (trajectory, record) in enumerate(zip(trajectories, records, strict=True))
+        }
+        if moved and self.args.world_size > 1:
+            kept = set(chain.from_iterable(plan))
+            leaving = {number: row.for_another_process() for number, row in rows.items() if number not in kept}
+            for others in gather_object([leaving]):
+                rows = others | rows
+        return rows
+
+    def _lay_out(self, rows: Sequence[TrainingRow]) -> MicroBatch:
+        return collate(
+            [row.trajectory for row in rows],
+            pad_token_id=self.tokenizer.pad_token_id,
+            trained=[row.trained for row in rows],
+            layout=self._layout,
+            pad_to_multiple_of=self._pad_multiple,
+        )
+
+    @cached_property
+    def _layout(self) -> Layout:
+        """How rows lie; found by a trial the first time that some are there."""
+        if self.args.torch_compile or self.args.device.type == "neuron":
+            return Layout.PADDED  # the places of packed rows would make each micro-batch a new program to compile
+        with self.trainer.compute_loss_context_manager():
+            return choose_layout(self.model)
+
+    @cached_property
+    def _costs(self) -> Costs:
+        return Costs.of(self.model, self._layout)
 
     @property
     def _pad_multiple(self) -> int | None:
@@ -279,16 +328,18 @@ class Collector:
         start = sum(len(part) for part in parts[: self.args.process_index])
         return [record for part in parts for record in part], slice(start, start + len(records))
 
-    def _gather_kl(self, batches: list[MicroBatch]) -> Tensor | None:
+    def _gather_kl(self, batches: list[MicroBatch], plan: Sequence[Sequence[int]], rows: int) -> Tensor | None:
         """Return the sum over each row of log pi_old - log pi_ref, over all processes."""
         if not self._needs_kl:
             return None
-        local: list[float] = []
-        for batch in batches:
+        local: list[tuple[int, float]] = []
+        for batch, part in zip(batches, plan, strict=True):
             assert batch.old_logps_N is not None
             assert batch.ref_logps_N is not None
-            local += row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
-        return torch.tensor(gather_object(local) if self.args.world_size > 1 else local)
+            sums = row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
+            local += zip(part, sums, strict=True)
+        everywhere = dict(gather_object(local) if self.args.world_size > 1 else local)
+        return torch.tensor([everywhere[number] for number in range(rows)])
 
     def _fill(
         self,

@@ -184,11 +184,13 @@ class _Seen:
     def __init__(self, batch: MicroBatch, core: Any) -> None:
         vocab_size = core.config.get_text_config().vocab_size
         ids = batch.input_ids.flatten()
-        rows = [ids[start : start + length] for start, length in zip(batch.starts, batch.lengths, strict=True)]
-        starts_R = torch.tensor(batch.starts, device=ids.device)
+        rows = [torch.cat([ids[at.prefix_start : at.prefix_stop], ids[at.start : at.stop]]) for at in batch.rows_at]
         self.first_RV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
         self.row_N = batch.row_N
-        self.position_N = batch.target_index_N + 1 - starts_R[batch.row_N]
+        prefix_start_N, prefix_stop_N, start_N, _ = torch.tensor(batch.rows_at, device=ids.device)[batch.row_N].T
+        before_N = batch.target_index_N
+        own_N = before_N - start_N + prefix_stop_N - prefix_start_N
+        self.position_N = 1 + torch.where(before_N < start_N, before_N - prefix_start_N, own_N)
 
     def before(self, span: slice) -> Tensor:
         """For the targets of a span, bool (C, V)."""

@@ -329,6 +329,7 @@ class RolloutTrainer(Trainer):
                 tasks,
                 rows_per_batch=self.args.per_device_train_batch_size,
                 batches=shape.steps,
+                together=math.gcd(self.args.gradient_accumulation_steps, shape.steps),
                 identity=step.window,
             )
             self._note(self._window, train=True)

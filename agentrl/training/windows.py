@@ -6,16 +6,18 @@ Rows of all processes are described by their `RolloutRecord`s, in process order;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.objectives.advantages import reward_statistics
+from agentrl.training.balance import RowSize
 from agentrl.training.batching import MicroBatch
 from agentrl.training.completions import CompletionLog
 from agentrl.training.metrics import RolloutRecord, length_metrics, outcome_metrics, tool_metrics
+from agentrl.types import Trajectory
 
 
 @dataclass(slots=True)
@@ -41,6 +43,19 @@ class Window:
     log: CompletionLog = field(default_factory=CompletionLog)
 
 
+class TrainingRow(NamedTuple):
+    """A trajectory, and whether it is learned from."""
+
+    trajectory: Trajectory
+    trained: bool
+
+    def for_another_process(self) -> TrainingRow:
+        """Leave away what only rewards and logs read, some of which cannot leave its process."""
+        lean = replace(self.trajectory.task, prompt=None, columns={})
+        trajectory = replace(self.trajectory, task=lean, prompt="", completion="", environment=None, extra={})
+        return TrainingRow(trajectory, self.trained)
+
+
 def reward_matrix(records: Sequence[RolloutRecord]) -> Tensor:
     """Return the rewards, (R, F), NaN where none applied."""
     width = len(records[0].rewards) if records else 0
@@ -54,9 +69,9 @@ def group_numbers(records: Sequence[RolloutRecord]) -> Tensor:
     return torch.tensor([numbers[record.group] for record in records], dtype=torch.int64)
 
 
-def cut(values_R: Tensor, size: int, count: int) -> list[Tensor]:
-    """Cut a value for each row into `count` micro-batches of `size` rows; those beyond the rows are empty."""
-    return [values_R[i * size : (i + 1) * size] for i in range(count)]
+def row_size(record: RolloutRecord) -> RowSize:
+    """Return what a row costs by."""
+    return RowSize(record.group, record.prompt_tokens, record.completion_tokens, record.sampled_tokens)
 
 
 def window_metrics(

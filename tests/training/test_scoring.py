@@ -24,7 +24,7 @@ from agentrl.generation.base import SamplingParams
 from agentrl.objectives.losses import Denominators, clipped_surrogate, log_ratios, token_loss
 from agentrl.testing.models import tiny_model
 from agentrl.training import scoring
-from agentrl.training.batching import collate, split
+from agentrl.training.batching import Layout, collate, split
 from agentrl.training.scoring import score
 from agentrl.types import Outcome, Task, Trajectory
 
@@ -99,13 +99,13 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt2", "gemma2", "cohere", "granite"])
-def test_equals_the_models_own_logits(family, packed):
+def test_equals_the_models_own_logits(family, layout):
     model = build(family)
     logits, ids = own_logits(model)
     logps = (logits / 0.7).log_softmax(-1)
-    batch = collate(ROWS, pad_token_id=2, packed=packed)
+    batch = collate(ROWS, pad_token_id=2, layout=layout)
     scores = score(model, batch, SamplingParams(max_tokens=8, temperature=0.7), chunk_tokens=4)
     assert scoring._tail_known[model]
     close(scores.logps_N, gather(logps, ids))
@@ -155,9 +155,9 @@ def test_n03_e02_padding_is_not_attended_to(family):
 
 def test_packed_rows_do_not_see_each_other():
     model = build("llama")
-    first, other = collate(ROWS, pad_token_id=0, packed=True), copy.deepcopy(ROWS)
+    first, other = collate(ROWS, pad_token_id=0, layout=Layout.PACKED), copy.deepcopy(ROWS)
     other[0].prompt_ids = [40, 41, 42]
-    second = collate(other, pad_token_id=0, packed=True)
+    second = collate(other, pad_token_id=0, layout=Layout.PACKED)
     later = first.row_N > 0
     changed = score(model, second, PLAIN).logps_N
     assert torch.equal(score(model, first, PLAIN).logps_N[later], changed[later])
@@ -174,8 +174,8 @@ def test_packed_rows_do_not_see_each_other():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_scores_the_distribution_that_was_sampled_from(settings, packed):
+@pytest.mark.parametrize("layout", Layout)
+def test_scores_the_distribution_that_was_sampled_from(settings, layout):
     model = build("llama")
     logits, ids = own_logits(model)
     sampling = SamplingParams(max_tokens=8, **settings)
@@ -186,7 +186,7 @@ def test_scores_the_distribution_that_was_sampled_from(settings, packed):
         one_by_one(row_logits, seen, target, sampling)
         for row_logits, seen, target in zip(logits, before, ids.tolist(), strict=True)
     ]
-    scores = score(model, collate(ROWS, pad_token_id=0, packed=packed), sampling, chunk_tokens=4)
+    scores = score(model, collate(ROWS, pad_token_id=0, layout=layout), sampling, chunk_tokens=4)
     close(scores.logps_N, torch.tensor([logp for logp, _ in expected]))
     close(scores.entropy_N, torch.tensor([h for _, h in expected]))
     assert scores.logps_N.requires_grad
@@ -343,7 +343,7 @@ def test_gradient_of_the_model_does_not_depend_on_the_split(loss_type):
                 pad_token_id=0,
                 advantages=[advantages[r] for r in part],
                 trained=[trained[r] for r in part],
-                packed=size == 4,
+                layout=Layout.PACKED if size == 4 else Layout.PADDED,
             )
             ratio_N = log_ratios(score(model, batch, PLAIN).logps_N, None, batch.row_N, batch.rows)
             loss_N = clipped_surrogate(ratio_N, batch.advantages_R[batch.row_N], 0.2, 0.2).loss
