@@ -33,6 +33,7 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/tool_overlap.py --peer
 	$(BIN)/python benchmarks/kv_reuse.py
+	$(BIN)/python benchmarks/train_step.py --peer
 
 venv: $(VENV)/.dev ## everything for development
 

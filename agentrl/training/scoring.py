@@ -269,7 +269,7 @@ class _TargetLogps(torch.autograd.Function):
         return logps_CV.gather(1, ids_C[:, None])[:, 0], logps_CV
 
     @staticmethod
-    def backward(ctx: Any, grad_C: Tensor, _: Any) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_C: Tensor, _: Any) -> tuple[Tensor, None, None]:
         logps_CV, ids_C = ctx.saved_tensors
         grad_C1 = (grad_C / ctx.temperature)[:, None]
         # d logp[target] / d logits[v] = [v = target] - p[v]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def test_rows_move_between_processes_and_the_update_stays(algorithm, options, tm
     two = run_world(train, tmp_path / "two", algorithm, tmp_path / "two", split)
     assert distance(one["weights"], weights(make_trainer(algorithm, tmp_path))) > 1e-4
     for first, second in zip(two[0]["plans"], two[1]["plans"], strict=True):
-        assert sorted(sum(first + second, [])) == list(range(8))
-        assert set(sum(first, [])) != {0, 1, 2, 3}
+        assert sorted(chain.from_iterable(first + second)) == list(range(8))
+        assert set(chain.from_iterable(first)) != {0, 1, 2, 3}
     for result in two:
         assert distance(result["weights"], one["weights"]) < 1e-6
         for ours, whole in zip(result["logs"], one["logs"], strict=True):
@@ -72,8 +73,8 @@ def test_rows_stay_in_their_optimizer_step(algorithm, tmp_path):
     result = train(algorithm, tmp_path, options)
     assert len(result["plans"]) == 1
     for plan in result["plans"]:
-        assert sorted(sum(plan[:2], [])) == [0, 1, 2, 3]
-        assert sorted(sum(plan[2:], [])) == [4, 5, 6, 7]
+        assert sorted(chain.from_iterable(plan[:2])) == [0, 1, 2, 3]
+        assert sorted(chain.from_iterable(plan[2:])) == [4, 5, 6, 7]
 
 
 def test_bnpo_keeps_its_micro_batches(tmp_path):
