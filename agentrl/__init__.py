@@ -12,11 +12,13 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "EnvironmentFailure": "agentrl.errors",
-    "EpisodeDone": "agentrl.rollout.environments",
+    "EpisodeDone": "agentrl.errors",
     "GRPOConfig": "agentrl.training.arguments",
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
+    "StepReward": "agentrl.types",
+    "isolated": "agentrl.rollout.isolation.factory",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -37,5 +37,9 @@ class EnvironmentFailure(AgentRLError, RuntimeError):  # noqa: N818 (a state of 
     """
 
 
+class EpisodeDone(Exception):  # noqa: N818 (an ending, not an error)
+    """Raised by an environment's tool to end the episode; its text is the tool's result."""
+
+
 class GenerationError(AgentRLError, RuntimeError):
     """The generator cannot serve a request."""

@@ -93,6 +93,19 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReward:
+    """What a tool returns (or ends an episode with) to give its turn a reward besides the answer to the model.
+
+    Attributes:
+        content: The result, anything that a tool may return; the model does not see the reward.
+        reward: A finite number. It is credited to the turn that made the call and to the turns before.
+    """
+
+    content: Any
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
     """The answer to one call.
 
@@ -102,6 +115,7 @@ class ToolResult:
         failed: Unknown tool, unreadable call, bad arguments, or the tool raised.
         seconds: Time the tool took.
         done: The tool ended the episode.
+        reward: What the tool rewarded the turn with, None if it gave no `StepReward`.
     """
 
     call: ToolCall
@@ -109,6 +123,7 @@ class ToolResult:
     failed: bool = False
     seconds: float = 0.0
     done: bool = False
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +157,7 @@ class Turn:
         finish: Why sampling stopped.
         results: The answers to its tool calls, in call order; empty for a final answer.
         seconds: Time spent sampling.
+        listed_reward: The turn's entry of a list from `get_reward`.
     """
 
     start: int
@@ -149,6 +165,13 @@ class Turn:
     finish: FinishReason
     results: tuple[ToolResult, ...] = ()
     seconds: float = 0.0
+    listed_reward: float | None = None
+
+    @property
+    def reward(self) -> float | None:
+        """What the environment gave for this turn alone, by its tools and `get_reward`; None if nothing."""
+        given = [r for r in (self.listed_reward, *(result.reward for result in self.results)) if r is not None]
+        return sum(given) if given else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +202,8 @@ class Trajectory:
         limit: Which limit, when it was cut.
         turns: The sampled turns.
         environment: The instance that played it, until it is released.
-        reward: What `get_reward` returned, None where the environment has none or does not apply.
+        reward: What `get_reward` returned for the episode, None where the environment has none, it does not apply, or
+            it was a list, whose entries are in `turn_rewards`.
         failure: The cause of `Outcome.ENV_FAILURE`.
         extra: Further fields for the reward functions (from `rollout_func`).
     """
@@ -208,6 +232,13 @@ class Trajectory:
         """
         cut = self.outcome in (Outcome.TRUNCATED, Outcome.TIMEOUT, Outcome.CANCELLED)
         return cut and self.limit is not Limit.TOOL_ITERATIONS
+
+    @property
+    def turn_rewards(self) -> list[float] | None:
+        """One reward a turn, not counting `reward`; None when the environment gave none for any turn."""
+        if all(turn.reward is None for turn in self.turns):
+            return None
+        return [turn.reward or 0.0 for turn in self.turns]
 
     @property
     def sampled_length(self) -> int:

@@ -54,7 +54,11 @@ def _default(field: dataclasses.Field) -> object:
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-INERT = ("vllm_", "sapo_", "vespo_", "entropy_", "ref_model_")
+INERT = (
+    "vllm_",
+    "sapo_",
+    "vespo_",
+)
 """Beginnings of the names that mean nothing as long as what they belong to is refused."""
 
 

@@ -109,20 +109,64 @@ def rloo_advantages(total_R: Tensor, group_R: Tensor, normalize: bool = False) -
     centred_R, count_R = _centre(total_R, group_R)
     advantages_R = centred_R * count_R / (count_R - 1).clamp(min=1)
     if normalize:
-        scored_R = ~total_R.isnan()
-        scored = advantages_R[scored_R]
-        advantages_R[scored_R] = (scored - scored.mean()) / (_std(scored) + EPSILON)
+        advantages_R = _whitened(advantages_R, ~total_R.isnan(), EPSILON)
     return advantages_R.float()
 
 
-def reward_statistics(total_R: Tensor, group_R: Tensor) -> RewardStatistics:
+def gdpo_advantages(rewards_RF: Tensor, weights_F: Tensor, group_R: Tensor, eps: float = EPSILON) -> Tensor:
+    """Advantages of Group reward-Decoupled normalization Policy Optimization: normalise, then sum, then normalise.
+
+        s_i = sum_f w_f (r_if - mean(r_f of the group)) / (std(r_f of the group) + eps)
+        A_i = (s_i - mean(s of the batch)) / (std(s of the batch) + eps)
+
+    (Liu et al. 2026, GDPO, https://arxiv.org/abs/2601.05242): each reward keeps its own say, whatever its scale,
+    and combinations of rewards with the same sum stay different.
+
+    Args:
+        rewards_RF: Reward of row r by function f, NaN where the function gave none, (R, F). Such an entry adds
+            nothing to the row's sum and is left out of its function's mean and deviation.
+        weights_F: Weight of each function, (F,).
+        group_R: Group of each row, integers, (R,).
+        eps: Added to the deviations.
+
+    Returns:
+        (R,) float32, 0 for rows that no function scored; they are left out of the batch's mean and deviation.
+    """
+    scaled = []
+    for reward_R in rewards_RF.unbind(dim=1):
+        centred_R, count_R = _centre(reward_R, group_R)
+        scaled.append(centred_R / (_group_std(centred_R, count_R, group_R) + eps))
+    sum_R = (torch.stack(scaled, dim=1) * weights_F.double()).sum(dim=1)
+    scored_R = ~rewards_RF.isnan().all(dim=1)
+    return _whitened(sum_R, scored_R, eps).float()
+
+
+def flat_rows(values_RC: Tensor, group_R: Tensor) -> Tensor:
+    """Whether the group of each row has no spread in any column: then it teaches nothing.
+
+    Args:
+        values_RC: What the members of a group are compared by, NaN for none, (R, C): their rewards, say. A
+            column with fewer than two values in a group has no spread there.
+        group_R: Group of each row, integers, (R,).
+
+    Returns:
+        bool (R,), the same for all members of a group.
+    """
+    flat_R = torch.ones(len(group_R), dtype=torch.bool)
+    for value_R in values_RC.unbind(dim=1):
+        flat_R &= _group_std(*_centre(value_R, group_R), group_R) <= ZERO_STD
+    return flat_R
+
+
+def reward_statistics(total_R: Tensor, group_R: Tensor, values_RC: Tensor | None = None) -> RewardStatistics:
     """Describe the rewards of a generation batch.
 
     Args:
         total_R: Reward of each row, NaN for none, (R,).
         group_R: Group of each row, integers, (R,).
+        values_RC: What the members of a group are compared by, as in `flat_rows`; None: by the total.
     """
-    flat_R = _group_std(*_centre(total_R, group_R), group_R) <= ZERO_STD
+    flat_R = flat_rows(total_R[:, None] if values_RC is None else values_RC, group_R)
     scored = _scored(total_R)
     return RewardStatistics(
         mean=scored.mean().item() if scored.numel() else 0.0,
@@ -154,6 +198,14 @@ def _over_group(values_R: Tensor, group_R: Tensor) -> Tensor:
 def _group_std(centred_R: Tensor, count_R: Tensor, group_R: Tensor) -> Tensor:
     """Deviation within the group of each row, (R,); unscored rows have centred value 0 and do not count."""
     return (_over_group(centred_R.square(), group_R) / (count_R - 1).clamp(min=1)).sqrt()
+
+
+def _whitened(values_R: Tensor, scored_R: Tensor, eps: float) -> Tensor:
+    """The values of the scored rows with mean 0 and deviation 1 over the batch; 0 elsewhere, (R,)."""
+    scored = values_R[scored_R]
+    whitened_R = torch.zeros_like(values_R)
+    whitened_R[scored_R] = (scored - scored.mean()) / (_std(scored) + eps)
+    return whitened_R
 
 
 def _std(values: Tensor) -> Tensor:

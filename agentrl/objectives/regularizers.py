@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agentrl.objectives.losses import Denominators
+
 
 def kl_k3(logps_N: Tensor, ref_logps_N: Tensor, ratio_N: Tensor | None = None) -> Tensor:
     """Estimate KL(policy || reference) at each sampled token.
@@ -44,3 +46,38 @@ def entropy(logits_NV: Tensor) -> Tensor:
     logps_NV = logits_NV.log_softmax(dim=-1)
     p_NV = logps_NV.exp()
     return -(p_NV * logps_NV.masked_fill(logps_NV == -torch.inf, 0.0)).sum(dim=-1)
+
+
+def entropy_bonus(entropy_N: Tensor, counts: Denominators, selected_N: Tensor | None = None) -> Tensor:
+    """A micro-batch's part of the mean entropy of a token over the optimizer step.
+
+        H = sum over the step's trained tokens of H_t / their number
+
+    The objective is `loss - coefficient * H`, whatever the loss itself is divided by. The parts of a step add
+    up to H however its rows are split.
+
+    Args:
+        entropy_N: Entropy at each trained token, differentiable, (N,).
+        counts: Counts of the step.
+        selected_N: bool (N,), the tokens that take part; None: all. A selection is made within a micro-batch,
+            so then the mean over its selected tokens counts by its share of the step's tokens.
+
+    Returns:
+        A scalar; 0 with a graph when there are no tokens.
+    """
+    kept = entropy_N if selected_N is None else entropy_N[selected_N]
+    mean = kept.sum() / max(kept.numel(), 1)
+    return mean * (entropy_N.numel() * counts.world_size / max(counts.tokens, 1))
+
+
+def adapted_coefficient(
+    coefficient: float, entropy: float, *, target: float, delta: float, lowest: float, highest: float
+) -> float:
+    """The entropy coefficient after an optimizer step of measured entropy.
+
+    One step of `delta` up when the entropy is at or below the target, else one down, within bounds (He et al.
+    2025, Skywork Open Reasoner 1, https://arxiv.org/abs/2505.22312).
+    """
+    if entropy <= target:
+        return min(coefficient + delta, highest)
+    return max(coefficient - delta, lowest)

@@ -110,8 +110,12 @@ class RolloutEngine:
         self._portal: BlockingPortal | None = None
         self._runs = 0
 
-    def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
+    def run(self, tasks: Sequence[Task], *, part_of: int = 0) -> list[Trajectory]:
         """Play one episode for each task; blocks until all have ended.
+
+        Args:
+            tasks: What to play.
+            part_of: Size of the batch that these are a part of; failures are judged as a share of it.
 
         Returns:
             The trajectories in task order.
@@ -122,7 +126,7 @@ class RolloutEngine:
         """
         self._runs += 1
         trajectories = self.await_(self._run(list(tasks), self._runs))
-        self._check_failures(trajectories)
+        self._check_failures(trajectories, max(part_of, len(trajectories)))
         return trajectories
 
     def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -200,16 +204,16 @@ class RolloutEngine:
             )
         return trajectory
 
-    def _check_failures(self, trajectories: list[Trajectory]) -> None:
+    def _check_failures(self, trajectories: list[Trajectory], count: int) -> None:
         failures = [t.failure for t in trajectories if t.failure is not None]
-        if len(failures) <= self._max_failure_rate * len(trajectories):
+        if len(failures) <= self._max_failure_rate * count:
             return
         self.release(trajectories)
-        (where, error), count = Counter((f.where, f.error) for f in failures).most_common(1)[0]
+        (where, error), times = Counter((f.where, f.error) for f in failures).most_common(1)[0]
         example = next(f for f in failures if (f.where, f.error) == (where, error))
         raise RolloutError(
-            f"{len(failures)} of {len(trajectories)} rollouts ended in an environment failure, after "
-            f"{self._attempts} attempts each. The most frequent cause, {count} times, was {error!r} in {where}. "
+            f"{len(failures)} of {count} rollouts ended in an environment failure, after "
+            f"{self._attempts} attempts each. The most frequent cause, {times} times, was {error!r} in {where}. "
             f"Mend the environment; nothing was learned from these rollouts.\n{example.traceback}"
         )
 
@@ -303,11 +307,15 @@ class _Episode:
         if pool is None:
             return None
         try:
-            return await pool.get_reward(self.environment)
+            reward = await pool.get_reward(self.environment, turns=len(self.turns))
         except RewardError:
             raise
         except Exception as error:
             raise _EnvironmentError(error) from error
+        if not isinstance(reward, list):
+            return reward
+        self.turns = [replace(turn, listed_reward=value) for turn, value in zip(self.turns, reward, strict=True)]
+        return None
 
     def _read(self, ids: list[int]) -> tuple[Message, list[ToolCall]]:
         if not self.tools:

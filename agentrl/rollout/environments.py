@@ -7,7 +7,8 @@ An environment is a class (or any factory) whose instances have
   the last user message, or the user message itself when the dataset has no prompt), content blocks (the
   same, with images) or whole messages (appended);
 - `get_reward()`, optional: the reward of the episode just played, a finite number, or None where it does
-  not apply;
+  not apply; or a list with one number for each sampled turn. It is given the number of turns as `turns` if its
+  signature takes that;
 - `close()`, optional: frees what the instance holds, called once;
 - tools: every other public method written in the class or a parent. Static and class methods, properties,
   attributes and names that begin with an underscore are not offered to the model.
@@ -29,8 +30,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.errors import ConfigurationError, RewardError, ToolDefinitionError
-from agentrl.rollout.tools import RESERVED_NAMES, EpisodeDone, Tool
+from agentrl.errors import ConfigurationError, EpisodeDone, RewardError, ToolDefinitionError
+from agentrl.rollout.tools import RESERVED_NAMES, Tool
 from agentrl.types import Prompt, Task
 
 __all__ = [
@@ -60,6 +61,7 @@ class EnvironmentSpec:
         tools: Its methods as tools, not bound to an instance.
         reset_parameters: The parameters of `reset`.
         has_reward: Whether it owns a reward.
+        counts_turns: Whether its `get_reward` takes the number of turns.
     """
 
     name: str | None
@@ -67,6 +69,7 @@ class EnvironmentSpec:
     tools: Mapping[str, Tool]
     reset_parameters: Mapping[str, inspect.Parameter]
     has_reward: bool
+    counts_turns: bool = False
 
     @classmethod
     def of(cls, instance: Any, name: str | None = None) -> EnvironmentSpec:
@@ -82,14 +85,18 @@ class EnvironmentSpec:
                 "which is called at the start of each rollout"
             )
         get_reward = getattr(instance, "get_reward", None)
-        if callable(get_reward) and (wanted := _required(inspect.signature(get_reward).parameters)):
-            raise ToolDefinitionError(f"{class_name}.get_reward is called without arguments but needs {wanted}")
+        parameters = inspect.signature(get_reward).parameters if callable(get_reward) else {}
+        if wanted := [name for name in _required(parameters) if name != "turns"]:
+            raise ToolDefinitionError(
+                f"{class_name}.get_reward is called without arguments (but for `turns`) and needs {wanted}"
+            )
         return cls(
             name=name,
             class_name=class_name,
             tools=environment_tools(instance),
             reset_parameters=inspect.signature(instance.reset).parameters,
             has_reward=callable(get_reward),
+            counts_turns="turns" in parameters,
         )
 
     def bind(self, instance: Any) -> dict[str, Tool]:
@@ -201,14 +208,32 @@ def episode_done(instance: Any) -> bool:
     return not callable(done) and bool(done)
 
 
-def read_reward(value: Any, class_name: str) -> float | None:
+def read_reward(value: Any, class_name: str, turns: int = 0) -> float | list[float] | None:
     """Read what `get_reward` gave back.
 
+    Args:
+        value: The value.
+        class_name: The environment's class, for error messages.
+        turns: Sampled turns of the episode: the length that a list must have.
+
+    Returns:
+        None, one number for the episode, or one for each turn.
+
     Raises:
-        RewardError: It is neither None nor a finite number.
+        RewardError: It is neither None nor a finite number nor a list of as many as there were turns.
     """
-    if value is None:
-        return None
+    if isinstance(value, list | tuple):
+        if len(value) != turns:
+            raise RewardError(
+                f"{class_name}.get_reward gave back {len(value)} reward(s) for {turns} sampled turns; it must give "
+                "back one for each, also for turns without a valid tool call and for the final answer (take `turns` as "
+                "a parameter to know their number). Tools can reward their turn themselves: return StepReward(...)"
+            )
+        return [_finite(entry, class_name) for entry in value] or None
+    return None if value is None else _finite(value, class_name)
+
+
+def _finite(value: Any, class_name: str) -> float:
     number = as_number(value)
     if number is None or not math.isfinite(number):
         raise RewardError(

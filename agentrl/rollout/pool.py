@@ -123,12 +123,13 @@ class EnvironmentPool:
         observation = await call(instance.reset, self._threads, **arguments)
         return apply_observation(task.prompt, observation, spec.class_name)
 
-    async def get_reward(self, instance: Any) -> float | None:
-        """The reward of the episode that a leased instance has played; None if it owns none."""
+    async def get_reward(self, instance: Any, *, turns: int = 0) -> float | list[float] | None:
+        """The reward of the episode that a leased instance has played in `turns` turns; None if it owns none."""
         spec = self._leased_spec(instance)
         if not spec.has_reward:
             return None
-        return read_reward(await call(instance.get_reward, self._threads), spec.class_name)
+        arguments = {"turns": turns} if spec.counts_turns else {}
+        return read_reward(await call(instance.get_reward, self._threads, **arguments), spec.class_name, turns)
 
     def release(self, instance: Any) -> None:
         """Give a leased instance back, from any thread; one that is not leased is ignored."""

@@ -16,6 +16,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 MAX_THREADS = 512
 """Most sync calls that run at once; further ones wait for a thread."""
+
+Outcome = tuple[Any, BaseException | None]
+"""What a call returned, or what it raised."""
 
 CLOSE_SECONDS = 5.0
 """How long `Threads.close` waits for calls that are still running."""
@@ -53,6 +57,7 @@ class Threads:
         self._max_threads = max_threads
         self._lock = threading.Lock()
         self._crew = _Crew()
+        self._mailbox: _Mailbox | None = None
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a sync function in a thread that sees the caller's context variables.
@@ -60,8 +65,10 @@ class Threads:
         A cancelled call that has not begun never begins; one that has begun goes on unobserved.
         """
         loop = asyncio.get_running_loop()
-        pending = _Call(functools.partial(function, *args, **kwargs), loop, loop.create_future())
         with self._lock:
+            if self._mailbox is None or self._mailbox.loop is not loop:
+                self._mailbox = _Mailbox(loop)
+            pending = _Call(functools.partial(function, *args, **kwargs), self._mailbox, loop.create_future())
             crew = self._crew
             if crew.idle:
                 crew.idle -= 1
@@ -82,6 +89,7 @@ class Threads:
         """
         with self._lock:
             crew, self._crew = self._crew, _Crew()
+            self._mailbox = None
         for _ in crew.threads:
             crew.calls.put(None)
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -107,16 +115,41 @@ class _Crew:
         self.idle = 0
 
 
+class _Mailbox:
+    """Answers on their way to one loop, which is woken once for all that are there when it looks."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._answers: deque[tuple[_Call, Outcome]] = deque()
+        self._woken = False
+
+    def put(self, call: _Call, outcome: Outcome) -> None:
+        """Send the outcome of a call, from any thread."""
+        self._answers.append((call, outcome))
+        if self._woken:
+            return
+        self._woken = True
+        try:
+            self.loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            logger.debug("the loop that waited for %r is closed", call.function)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before looking: whatever comes from now on wakes the loop again
+        while self._answers:
+            call, outcome = self._answers.popleft()
+            if not call.answer.done():
+                call.answer.set_result(outcome)
+
+
 class _Call:
     """One call on its way to a thread and back to the loop that waits for it."""
 
-    __slots__ = ("answer", "context", "function", "loop")
+    __slots__ = ("answer", "context", "function", "mailbox")
 
-    def __init__(
-        self, function: Callable[[], Any], loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]
-    ) -> None:
+    def __init__(self, function: Callable[[], Any], mailbox: _Mailbox, answer: asyncio.Future[Any]) -> None:
         self.function = function
-        self.loop = loop
+        self.mailbox = mailbox
         self.answer = answer
         self.context = contextvars.copy_context()
 
@@ -124,16 +157,9 @@ class _Call:
         if self.answer.cancelled():
             return
         # The exception travels as a value: a future refuses StopIteration.
-        outcome: tuple[Any, BaseException | None]
+        outcome: Outcome
         try:
             outcome = self.context.run(self.function), None
         except BaseException as error:  # noqa: BLE001 (raised again where the call is awaited)
             outcome = None, error
-        try:
-            self.loop.call_soon_threadsafe(self._settle, outcome)
-        except RuntimeError:
-            logger.debug("the loop that waited for %r is closed", self.function)
-
-    def _settle(self, outcome: tuple[Any, BaseException | None]) -> None:
-        if not self.answer.done():
-            self.answer.set_result(outcome)
+        self.mailbox.put(self, outcome)

@@ -7,7 +7,8 @@ runs with the same seed must give the same results; async methods overlap as the
 
 What the model gets wrong goes back to it as text and counts as failed: an unreadable call, an unknown tool,
 wrong arguments, any exception that the tool raises (`SystemExit` included). `EpisodeDone` ends the episode.
-`EnvironmentFailure`, `KeyboardInterrupt` and the cancellation of the rollout pass through.
+`EnvironmentFailure`, `KeyboardInterrupt` and the cancellation of the rollout pass through. A tool that gives back
+(or ends the episode with) a `StepReward` rewards the turn that called it.
 
 Arguments are checked against the schema, not converted: names, and the type of each value as JSON has it (an
 integer may be written `3.0`; null is fine for what may be left out; the inside of lists and objects is the
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import reprlib
 import time
 import traceback
@@ -27,18 +29,14 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.errors import EnvironmentFailure, ToolDefinitionError
+from agentrl.errors import EnvironmentFailure, EpisodeDone, RewardError, ToolDefinitionError
 from agentrl.rollout.results import render
 from agentrl.rollout.schemas import function_name, tool_schema
 from agentrl.rollout.threads import Threads, call, is_async
-from agentrl.types import Message, ToolCall, ToolResult
+from agentrl.types import Message, StepReward, ToolCall, ToolResult
 
 RESERVED_NAMES = frozenset({"reset", "get_reward", "close"})
 """Methods of an environment that are never tools, and names that no tool may have."""
-
-
-class EpisodeDone(Exception):  # noqa: N818 (an ending, not an error)
-    """Raised by a tool to end the episode; its text is the tool's result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,23 +141,43 @@ class ToolRunner:
             return ToolResult(written, render(f"Error: {mistake}"), failed=True)
         async with turn:
             start = time.perf_counter()
-            content, failed, done = await self._outcome(tool, written.arguments)
-            return ToolResult(written, content, failed, time.perf_counter() - start, done)
+            result = await self._outcome(written, tool)
+            return replace(result, seconds=time.perf_counter() - start, reward=_checked(result.reward, tool))
 
-    async def _outcome(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[str | list[dict[str, Any]], bool, bool]:
-        """Content, whether it failed, whether it ended the episode."""
+    async def _outcome(self, written: ToolCall, tool: Tool) -> ToolResult:
         try:
-            return render(await call(tool.function, self._threads, **arguments)), False, False
+            return _result(written, await call(tool.function, self._threads, **written.arguments))
         except EpisodeDone as ending:
-            return render(ending.args[0] if ending.args else ""), False, True
+            return replace(_result(written, ending.args[0] if ending.args else ""), done=True)
         except asyncio.CancelledError as error:
             if _being_cancelled():
                 raise
-            return _failure(error), True, False  # the tool cancelled something of its own
+            return ToolResult(written, _failure(error), failed=True)  # the tool cancelled something of its own
         except EnvironmentFailure:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever it raises is for the model to read)
-            return _failure(error), True, False
+            return ToolResult(written, _failure(error), failed=True)
+
+
+def _result(written: ToolCall, value: Any) -> ToolResult:
+    """What a tool gave back, with the reward of its turn if it gave one."""
+    if isinstance(value, StepReward):
+        # None would mean that the tool gave no reward; here it is a wrong one.
+        return ToolResult(written, render(value.content), reward=math.nan if value.reward is None else value.reward)
+    return ToolResult(written, render(value))
+
+
+def _checked(reward: Any, tool: Tool) -> float | None:
+    """The reward of a `StepReward` as a number."""
+    if reward is None:
+        return None
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"the tool {tool.name!r} gave back a StepReward of {reward!r}; it must be a finite number")
+    return number
 
 
 def tool_message(result: ToolResult) -> Message:

@@ -32,14 +32,8 @@ REFUSED: dict[str, str] = {
     "vllm_structured_outputs_regex": _VLLM,
     "vllm_importance_sampling_clip_min": _VLLM,
     "vllm_importance_sampling_cap": _VLLM,
-    "router_aux_loss_coef": "the auxiliary loss of mixture-of-experts models is not part of this version",
-    "cast_lm_head_to_fp32": "not part of this version; load the model in float32 with model_init_kwargs instead",
-    "multi_objective_aggregation": _LATER_LOSS,
     "off_policy_mask_threshold": _LATER_LOSS,
     "top_entropy_quantile": _LATER_LOSS,
-    "entropy_coef": _LATER_LOSS,
-    "use_adaptive_entropy": _LATER_LOSS,
-    "sync_ref_model": "mixing the reference model is not part of this version",
     "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
@@ -57,6 +51,7 @@ REFUSED: dict[str, str] = {
 
 LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo")
 SCALE_REWARDS = ("group", "batch", "none")
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 
 def _arg(default: Any, text: str) -> Any:
@@ -91,8 +86,10 @@ class RolloutConfig(TrainingArguments):
         None, "Keyword arguments for from_pretrained when `model` is a name; dtype defaults to float32."
     )
     trust_remote_code: bool = _arg(False, "Allow model, reward model and tokenizer code from the hub to run.")
-    router_aux_loss_coef: float | None = _arg(None, "Weight of a mixture-of-experts model's balancing loss.")
-    disable_dropout: bool = _arg(False, "Set all dropout probabilities of the policy to 0.")
+    router_aux_loss_coef: float | None = _arg(
+        None, "Weight of a mixture-of-experts model's balancing loss; default: that of its config. 0.0: none."
+    )
+    disable_dropout: bool = _arg(False, "Set all dropout probabilities of the policy and the reference to 0.")
 
     # Data
     num_generations: int | None = _arg(8, "Completions sampled for each prompt: the group size.")
@@ -103,6 +100,9 @@ class RolloutConfig(TrainingArguments):
     max_tool_calling_iterations: int | None = _arg(None, "Most tool rounds in an episode; 0: no call is run.")
     ds3_gather_for_generation: bool = _arg(True, "DeepSpeed ZeRO-3 only: gather the weights for generation.")
     shuffle_dataset: bool | None = _arg(True, "Shuffle the training dataset each epoch.")
+    dynamic_sampling_max_rounds: int = _arg(
+        0, "How often groups whose rewards are all equal are drawn again with other prompts (DAPO); 0: never."
+    )
     pad_to_multiple_of: int | str | None = _arg("auto", "Pad rows to a multiple; `auto` pads on Neuron only.")
 
     # Generation
@@ -150,9 +150,9 @@ class RolloutConfig(TrainingArguments):
     epsilon_high: float | None = _arg(None, "Upper clip range; default: epsilon.")
     reward_weights: list[float] | None = _arg(None, "A weight for each reward function; default: 1.0 each.")
     mask_truncated_completions: bool = _arg(False, "Leave truncated completions out of the loss.")
-    sync_ref_model: bool = _arg(False, "Mix the policy into the reference model now and then.")
-    ref_model_mixup_alpha: float = _arg(0.6, "Share of the policy in that mix.")
-    ref_model_sync_steps: int = _arg(512, "Steps between mixes.")
+    sync_ref_model: bool = _arg(False, "Mix the policy into the reference model now and then; needs beta.")
+    ref_model_mixup_alpha: float = _arg(0.6, "With sync_ref_model: share of the policy in that mix.")
+    ref_model_sync_steps: int = _arg(512, "With sync_ref_model: optimizer steps between mixes.")
 
     # Logging
     log_completions: bool = _arg(False, "Show prompts and completions every logging_steps.")
@@ -224,6 +224,13 @@ class RolloutConfig(TrainingArguments):
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
         iterations = self.max_tool_calling_iterations
         _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
+        rounds = self.dynamic_sampling_max_rounds
+        _require(rounds >= 0, "dynamic_sampling_max_rounds", rounds, "0 (never) or more")
+        alpha, every = self.ref_model_mixup_alpha, self.ref_model_sync_steps
+        _require(0 <= alpha <= 1, "ref_model_mixup_alpha", alpha, "a share, in [0, 1]")
+        _require(every >= 1, "ref_model_sync_steps", every, "at least 1")
+        if self.sync_ref_model:
+            _require(self.beta > 0, "beta", self.beta, "above 0: sync_ref_model mixes the reference that beta is for")
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
@@ -270,7 +277,9 @@ class RolloutConfig(TrainingArguments):
 class GRPOConfig(RolloutConfig):
     """Configuration of `GRPOTrainer`; see `RolloutConfig` for what it shares with RLOO."""
 
-    cast_lm_head_to_fp32: bool = _arg(False, "Run the language-model head in float32 (untied models).")
+    cast_lm_head_to_fp32: bool = _arg(
+        False, "Keep and run the language-model head in float32; for models whose embeddings are not tied."
+    )
     delta: float | None = _arg(None, "Second upper clip of the ratio (INTELLECT-2), above 1 + epsilon.")
     sapo_temperature_neg: float = _arg(1.05, "SAPO: temperature of tokens with advantage <= 0.")
     sapo_temperature_pos: float = _arg(1.0, "SAPO: temperature of tokens with advantage > 0.")
@@ -279,16 +288,23 @@ class GRPOConfig(RolloutConfig):
     vespo_k_neg: float = _arg(3.0, "VESPO: power for negative advantages.")
     vespo_lambda_neg: float = _arg(2.0, "VESPO: decay for negative advantages.")
     importance_sampling_level: str = _arg("token", "`token`, or `sequence` (GSPO).")
-    multi_objective_aggregation: str = _arg("sum_then_normalize", "How several rewards are combined.")
+    multi_objective_aggregation: str = _arg(
+        "sum_then_normalize", "How several rewards are combined; or `normalize_then_sum` (GDPO)."
+    )
+    turn_discount: float = _arg(
+        1.0, "Where turns have rewards: factor for each turn between a reward and the turn credited with it."
+    )
     scale_rewards: str = _arg("group", "Divide advantages by the std of the `group`, the `batch`, or `none`.")
     loss_type: str = _arg("dapo", f"One of {', '.join(LOSS_TYPES)}.")
     top_entropy_quantile: float = _arg(1.0, "Train on the tokens of highest entropy only.")
-    entropy_coef: float = _arg(0.0, "Weight of an entropy bonus.")
-    use_adaptive_entropy: bool = _arg(False, "Adapt that weight.")
-    entropy_coef_min: float = _arg(0.0, "Its lower bound.")
-    entropy_coef_max: float = _arg(1.0, "Its upper bound.")
-    entropy_coef_delta: float = _arg(0.005, "Its step.")
-    entropy_target: float = _arg(0.2, "The entropy aimed at, in nats a token.")
+    entropy_coef: float = _arg(0.0, "Weight of the entropy bonus, the first one when it is adapted.")
+    use_adaptive_entropy: bool = _arg(
+        False, "Adapt that weight after each optimizer step (Skywork-OR1), and apply it at or below the target only."
+    )
+    entropy_coef_min: float = _arg(0.0, "With use_adaptive_entropy: lower bound of the weight.")
+    entropy_coef_max: float = _arg(1.0, "With use_adaptive_entropy: upper bound of the weight.")
+    entropy_coef_delta: float = _arg(0.005, "With use_adaptive_entropy: how far it moves in a step.")
+    entropy_target: float = _arg(0.2, "With use_adaptive_entropy: the entropy aimed at, in nats a token.")
     vllm_importance_sampling_correction: bool = _arg(True, "Correct for vLLM's logprobs.")
     vllm_importance_sampling_mode: str = _arg("sequence_mask", "How.")
     vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Upper bound of the correction.")
@@ -314,6 +330,24 @@ class GRPOConfig(RolloutConfig):
             length = self.max_completion_length
             _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
         _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
+        self._check_rewards_and_entropy()
+
+    def _check_rewards_and_entropy(self) -> None:
+        aggregation, discount = self.multi_objective_aggregation, self.turn_discount
+        _require(aggregation in AGGREGATIONS, "multi_objective_aggregation", aggregation, f"one of {AGGREGATIONS}")
+        if aggregation == "normalize_then_sum":
+            scale = self.scale_rewards
+            _require(scale == "group", "scale_rewards", scale, "'group', as normalize_then_sum scales by definition")
+        _require(0 <= discount <= 1, "turn_discount", discount, "in [0, 1]")
+        low, high = self.entropy_coef_min, self.entropy_coef_max
+        _require(math.isfinite(self.entropy_coef), "entropy_coef", self.entropy_coef, "a finite number")
+        _require(low <= high, "entropy_coef_min", low, f"at most entropy_coef_max={high}")
+        _require(self.entropy_coef_delta >= 0, "entropy_coef_delta", self.entropy_coef_delta, "0 or more")
+        if self.use_adaptive_entropy:
+            coef = self.entropy_coef
+            _require(
+                low <= coef <= high, "entropy_coef", coef, f"in [{low}, {high}], where use_adaptive_entropy keeps it"
+            )
 
 
 @dataclass

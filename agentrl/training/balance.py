@@ -107,6 +107,32 @@ def assign(rows: Sequence[RowSize], costs: Costs, *, processes: int, batches: in
     return min(as_played, *dealt, key=length)
 
 
+def plan_window(
+    rows: Sequence[RowSize], costs: Costs, *, processes: int, batches: int, size: int, together: int
+) -> list[Parts]:
+    """Share out the rows of a window, whose micro-batches may belong to several optimizer steps.
+
+    Args:
+        rows: The rows in the order played, the same number for each process.
+        costs: What they cost.
+        processes: Number of processes.
+        batches: Micro-batches of each.
+        size: Rows of a micro-batch.
+        together: Successive micro-batches that are sure to belong to one optimizer step.
+
+    Returns:
+        The micro-batches of each process.
+    """
+    plan: list[Parts] = [[] for _ in range(processes)]
+    for first in range(0, batches * size, together * size):
+        starts = [process * batches * size + first for process in range(processes)]
+        numbers = [start + row for start in starts for row in range(together * size)]
+        step = assign([rows[number] for number in numbers], costs, processes=processes, batches=together)
+        for done, parts in zip(plan, step, strict=True):
+            done += [[numbers[row] for row in part] for part in parts]
+    return plan
+
+
 def _place_in_line(rows: Sequence[RowSize], layout: Layout) -> Callable[[int], Any]:
     if layout is Layout.PADDED:
         return lambda r: rows[r].prompt + rows[r].completion

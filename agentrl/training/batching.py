@@ -56,6 +56,8 @@ class MicroBatch:
         row_N: Row of each target, int64 (N,).
         sampler_logps_N: Logprob of each target as the generator reported it, float32 (N,).
         advantages_R: Advantage of each row, float32 (R,).
+        turn_advantages_N: Advantage of each target, float32 (N,), when turns of a row have advantages of their own;
+            None when all targets have their row's. `advantages_R` is then that of the first turn.
         old_logps_N: Logprobs under the policy that sampled, when that is no longer the policy itself.
         ref_logps_N: Logprobs under the reference policy, when there is one.
         denominators: Counts of the optimizer step that the batch belongs to, once they are known.
@@ -73,7 +75,13 @@ class MicroBatch:
     advantages_R: Tensor
     old_logps_N: Tensor | None = None
     ref_logps_N: Tensor | None = None
+    turn_advantages_N: Tensor | None = None
     denominators: Denominators | None = None
+
+    @property
+    def target_advantages(self) -> Tensor:
+        """Advantage of each target, (N,)."""
+        return self.advantages_R[self.row_N] if self.turn_advantages_N is None else self.turn_advantages_N
 
     @property
     def rows(self) -> int:

@@ -48,6 +48,11 @@ def check_sources(
             raise ConfigurationError("without a train_dataset nothing says how long to train: set max_steps.")
     if isinstance(train_dataset, datasets.IterableDataset) and args.max_steps <= 0:
         raise ConfigurationError("a train_dataset without a length needs max_steps, which is not set.")
+    if isinstance(train_dataset, datasets.IterableDataset) and (rounds := args.dynamic_sampling_max_rounds):
+        raise ConfigurationError(
+            f"dynamic_sampling_max_rounds={rounds} needs a train_dataset with a length: prompts taken out of turn from "
+            "a stream would be missing from it later, and a resumed run would not find its place. Make it a Dataset."
+        )
 
 
 def check_rows(

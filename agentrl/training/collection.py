@@ -21,15 +21,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator
-from agentrl.objectives.advantages import combine_rewards
+from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
 from agentrl.training.arguments import RolloutConfig, as_dict
-from agentrl.training.balance import Costs, assign
+from agentrl.training.balance import Costs, plan_window
 from agentrl.training.batching import Layout, MicroBatch, collate, split
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
+from agentrl.training.draws import Discarded, Draw, Redraw
+from agentrl.training.experts import router_coefficient
 from agentrl.training.generators import generator_of, sampling_of
 from agentrl.training.layouts import choose_layout
 from agentrl.training.loading import declared_eos_ids
@@ -37,7 +39,15 @@ from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
-from agentrl.training.windows import TrainingRow, Window, group_numbers, reward_matrix, row_size, window_metrics
+from agentrl.training.windows import (
+    BatchRewards,
+    TrainingRow,
+    Window,
+    add_turn_advantages,
+    batch_rewards,
+    row_size,
+    window_metrics,
+)
 from agentrl.types import Outcome, Task, Trajectory
 
 
@@ -50,6 +60,7 @@ class Collector:
         model: The policy.
         tokenizer: Its tokenizer.
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
+        signals: What the members of a group are compared by, see `RolloutTrainer.signals`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
@@ -59,6 +70,9 @@ class Collector:
         generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
             None makes one from the arguments.
         datasets: The datasets whose rows will be played, for checks.
+
+    Attributes:
+        score_options: What the loss needs besides logprobs and entropies: options of `agentrl.training.scoring.score`.
     """
 
     def __init__(
@@ -68,7 +82,8 @@ class Collector:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        advantages: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+        advantages: Callable[[BatchRewards, Tensor | None], Tensor],
+        signals: Callable[[BatchRewards], Tensor],
         needs_kl: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
@@ -83,6 +98,7 @@ class Collector:
         self.model = model
         self.tokenizer = tokenizer
         self._advantages = advantages
+        self._signals = signals
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
@@ -132,10 +148,20 @@ class Collector:
         self.reference = make_reference(model, args.beta)
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
+        self.score_options: dict[str, bool] = {}
+        # The router loss is a product of means over the tokens of a micro-batch, those of shared prompts each time.
+        self._routed = router_coefficient(policy, args) != 0
         self._synced: int | None = None
 
     def collect(
-        self, tasks: list[Task], *, rows_per_batch: int, batches: int, together: int = 0, identity: Any = None
+        self,
+        tasks: list[Task],
+        *,
+        rows_per_batch: int,
+        batches: int,
+        together: int = 0,
+        identity: Any = None,
+        redraw: Redraw | None = None,
     ) -> Window:
         """Play tasks and make them into micro-batches.
 
@@ -148,8 +174,56 @@ class Collector:
             together: Successive micro-batches that are sure to belong to one optimizer step. Rows may be moved among
                 them and among processes; 0 leaves all rows where they were played.
             identity: Which window this is.
+            redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
+                keeps such groups.
         """
-        trajectories = self._play(tasks)
+        draw = self._draw(tasks, part_of=len(tasks))
+        everywhere, mine = self._gather(draw.records)
+        rewards = self._rewards_of(everywhere)
+        discarded = Discarded()
+        while redraw is not None and discarded.rounds < self.args.dynamic_sampling_max_rounds:
+            flat_R = flat_rows(self._signals(rewards), rewards.group_R)
+            if not flat_R.any():
+                break
+            discarded.add([everywhere[row] for row in flat_R.nonzero()[:, 0]], rewards.total_R[flat_R].tolist())
+            # Rows of all processes are in window order, so the number of a group is its position.
+            groups = rewards.group_R[flat_R].unique().tolist()
+            rows = flat_R[mine].nonzero()[:, 0].tolist()
+            draw.replace(rows, self._draw(redraw(groups, discarded.rounds), part_of=len(tasks)))
+            everywhere, mine = self._gather(draw.records)
+            rewards = self._rewards_of(everywhere)
+        plan = self._plan(everywhere, mine, rows_per_batch, batches, together)
+        trained = self._exchange(draw, mine, plan, moved=bool(together))
+        micro_batches = [self._score_baselines(self._lay_out([trained[number] for number in part])) for part in plan]
+        kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
+        advantages = self._advantages(rewards, kl_R)
+        order = list(chain.from_iterable(plan))
+        if advantages.dim() == 2:
+            micro_batches = add_turn_advantages(micro_batches, advantages[order], [trained[number] for number in order])
+            advantages = advantages[:, 0]
+        micro_batches = [
+            dataclasses.replace(batch, advantages_R=advantages[torch.tensor(part, dtype=torch.int64)])
+            for batch, part in zip(micro_batches, plan, strict=True)
+        ]
+        log = CompletionLog(extra=draw.columns)
+        if self.args.log_completions:
+            self._fill(log, draw, advantages[mine].tolist())
+        metrics = window_metrics(everywhere, rewards, self._signals(rewards), kl_R, tools=self.engine.offers_tools)
+        if redraw is not None and everywhere:
+            metrics |= discarded.metrics(rewards.total_R.tolist())
+        return Window(
+            identity=identity,
+            rows=len(everywhere),
+            batches=micro_batches,
+            metrics=metrics | self.rewards.metrics([record.rewards for record in everywhere]),
+            own_metrics=draw.own_metrics,
+            tokens_seen=sum(record.tokens for record in everywhere) + discarded.tokens,
+            log=log,
+        )
+
+    def _draw(self, tasks: list[Task], *, part_of: int) -> Draw:
+        """Play tasks, which belong to a batch of `part_of`, and reward them."""
+        trajectories = self._play(tasks, part_of)
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
@@ -163,34 +237,14 @@ class Collector:
         finally:
             self.engine.release(trajectories)
         records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
-        everywhere, mine = self._gather(records)
-        plan = self._plan(everywhere, mine, rows_per_batch, batches, together)
-        rows = self._exchange(trajectories, records, mine, plan, moved=bool(together))
-        micro_batches = [self._score_baselines(self._lay_out([rows[number] for number in part])) for part in plan]
-        total_R = combine_rewards(reward_matrix(everywhere), torch.tensor(self.rewards.weights))
-        group_R = group_numbers(everywhere)
-        kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
-        advantages_R = self._advantages(total_R, group_R, kl_R)
-        micro_batches = [
-            dataclasses.replace(batch, advantages_R=advantages_R[torch.tensor(part, dtype=torch.int64)])
-            for batch, part in zip(micro_batches, plan, strict=True)
-        ]
-        if self.args.log_completions:
-            self._fill(log, trajectories, rewards, advantages_R[mine].tolist())
-        return Window(
-            identity=identity,
-            rows=len(everywhere),
-            batches=micro_batches,
-            metrics=window_metrics(everywhere, total_R, group_R, kl_R, tools=self.engine.offers_tools)
-            | self.rewards.metrics([record.rewards for record in everywhere]),
-            own_metrics=own_metrics,
-            tokens_seen=sum(record.prompt_tokens + record.sampled_tokens for record in everywhere),
-            log=log,
-        )
+        return Draw(trajectories, rewards, records, log.extra, own_metrics)
+
+    def _rewards_of(self, records: list[RolloutRecord]) -> BatchRewards:
+        return batch_rewards(records, self.rewards.weights, getattr(self.args, "turn_discount", 1.0))
 
     def score(self, model: torch.nn.Module, batch: MicroBatch) -> Scores:
         """Score a micro-batch under the distribution that the generator sampled from."""
-        return score(model, batch, self.sampling)
+        return score(model, batch, self.sampling, **self.score_options)
 
     def weights_changed(self) -> None:
         """Take notice that the weights may have changed without an optimizer step."""
@@ -204,13 +258,13 @@ class Collector:
 
     # Playing ------------------------------------------------------------------------------------------------
 
-    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+    def _play(self, tasks: list[Task], part_of: int) -> list[Trajectory]:
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
         if self._rollout_func is not None:
-            return play_custom(self._rollout_func, tasks, self.trainer, self.renderer)
-        return self.engine.run(tasks)
+            return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
+        return self.engine.run(tasks, part_of=part_of)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
@@ -218,32 +272,20 @@ class Collector:
         self, records: Sequence[RolloutRecord], mine: slice, size: int, batches: int, together: int
     ) -> list[list[int]]:
         """Say which rows, numbered over all processes, make this process's micro-batches."""
-        if not together or getattr(self.args, "loss_type", None) == "bnpo":  # which is defined by its micro-batches
+        if not together or self._keeps_order:
             parts: list[Any] = split(range(mine.start, mine.stop), size)
             return [list(part) for part in parts] + [[]] * (batches - len(parts))
-        processes = self.args.world_size
-        plan = []
-        for first in range(0, batches * size, together * size):
-            step = range(first, first + together * size)
-            numbers = [process * batches * size + row for process in range(processes) for row in step]
-            sizes = [row_size(records[number]) for number in numbers]
-            parts = assign(sizes, self._costs, processes=processes, batches=together)[self.args.process_index]
-            plan += [[numbers[row] for row in part] for part in parts]
-        return plan
+        sizes = [row_size(record) for record in records]
+        shape = {"processes": self.args.world_size, "batches": batches, "size": size, "together": together}
+        return plan_window(sizes, self._costs, **shape)[self.args.process_index]
 
     def _exchange(
-        self,
-        trajectories: Sequence[Trajectory],
-        records: Sequence[RolloutRecord],
-        mine: slice,
-        plan: Sequence[Sequence[int]],
-        *,
-        moved: bool,
+        self, draw: Draw, mine: slice, plan: Sequence[Sequence[int]], *, moved: bool
     ) -> dict[int, TrainingRow]:
         """Return the rows of the plan by their numbers; those that another process trains are handed over."""
         rows = {
             mine.start + i: TrainingRow(trajectory, self._is_trained(trajectory, record))
-            for i, (trajectory, record) in enumerate(zip(trajectories, records, strict=True))
+            for i, (trajectory, record) in enumerate(zip(draw.trajectories, draw.records, strict=True))
         }
         if moved and self.args.world_size > 1:
             kept = set(chain.from_iterable(plan))
@@ -267,11 +309,16 @@ class Collector:
         if self.args.torch_compile or self.args.device.type == "neuron":
             return Layout.PADDED  # the places of packed rows would make each micro-batch a new program to compile
         with self.trainer.compute_loss_context_manager():
-            return choose_layout(self.model)
+            return choose_layout(self.model, share=not self._routed)
 
     @cached_property
     def _costs(self) -> Costs:
         return Costs.of(self.model, self._layout)
+
+    @property
+    def _keeps_order(self) -> bool:
+        """Whether the loss is defined by which rows share a micro-batch."""
+        return self._routed or getattr(self.args, "loss_type", None) == "bnpo"
 
     @property
     def _pad_multiple(self) -> int | None:
@@ -282,7 +329,7 @@ class Collector:
         return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
-        if trajectory.outcome is Outcome.ENV_FAILURE or all(reward is None for reward in record.rewards):
+        if trajectory.outcome is Outcome.ENV_FAILURE or not record.scored:
             return False
         return not (self.args.mask_truncated_completions and trajectory.truncated)
 
@@ -341,17 +388,11 @@ class Collector:
         everywhere = dict(gather_object(local) if self.args.world_size > 1 else local)
         return torch.tensor([everywhere[number] for number in range(rows)])
 
-    def _fill(
-        self,
-        log: CompletionLog,
-        trajectories: list[Trajectory],
-        rewards: Sequence[Sequence[float | None]],
-        advantages: list[float],
-    ) -> None:
+    def _fill(self, log: CompletionLog, draw: Draw, advantages: list[float]) -> None:
         """Make this process's rows readable and put them together with those of the others, in process order."""
-        log.prompts = [readable(t.prompt) for t in trajectories]
-        log.completions = [readable(t.completion) for t in trajectories]
-        log.rewards = {name: [row[i] for row in rewards] for i, name in enumerate(self.rewards.names)}
+        log.prompts = [readable(t.prompt) for t in draw.trajectories]
+        log.completions = [readable(t.completion) for t in draw.trajectories]
+        log.rewards = {name: [row[i] for row in draw.rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
         if self.args.world_size > 1:
             parts = gather_object([log])

@@ -18,7 +18,7 @@ is a multiple of `steps_per_generation * num_iterations`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Protocol
@@ -177,6 +177,27 @@ class Schedule(Dataset[ScheduledStep]):
         rows = {p: dict(self._rows[order[first + p]]) for p in positions}
         return ScheduledStep((epoch, window), within % self._shape.steps, rows)
 
+    def redraw(self, window: tuple[int, int], positions: Sequence[int], number: int) -> ScheduledStep:
+        """Give other prompts for some positions of a window; a function of the seed and the arguments alone.
+
+        Rows outside the window come first, in an order of its own, so that no prompt comes twice in a window's
+        rounds while the dataset has others.
+
+        Args:
+            window: The window.
+            positions: Which of its prompts to replace.
+            number: Number of the round, from 1.
+        """
+        prompts = self._shape.prompts
+        first = window[1] * prompts
+        own = set(self._order(window[0])[first : first + prompts])
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "redraw", *window))
+        order = torch.randperm(len(self._rows), generator=generator).tolist()
+        fresh = [row for row in order if row not in own] or order
+        wanted = set(positions) & set(_positions(self._shape))
+        rows = {p: dict(self._rows[fresh[((number - 1) * prompts + p) % len(fresh)]]) for p in sorted(wanted)}
+        return ScheduledStep(window, 0, rows)
+
     def _order(self, epoch: int) -> list[int] | range:
         if not self._shuffle:
             return range(len(self._rows))
@@ -267,9 +288,17 @@ def make_loader(schedule: Schedule | Stream, *, workers: int = 0, **worker_optio
     )
 
 
-def make_tasks(step: ScheduledStep, shape: Shape, seed: int) -> list[Task]:
-    """Return the tasks of a process's slice of a window, in row order."""
+def make_tasks(step: ScheduledStep, shape: Shape, seed: int, *, redraw: int = 0) -> list[Task]:
+    """Return the tasks of a process's slice of a window, in row order.
+
+    Args:
+        step: Holds the prompts; rows whose prompt is missing give no task.
+        shape: How windows are cut.
+        seed: Seed of the run.
+        redraw: Which time the prompts of the window are drawn again; 0: its own ones.
+    """
     tasks = []
+    again = (redraw,) if redraw else ()
     for row in shape.local_rows:
         position, member = divmod(row, shape.generations)
         if position not in step.rows:
@@ -277,9 +306,9 @@ def make_tasks(step: ScheduledStep, shape: Shape, seed: int) -> list[Task]:
         columns = clean_columns(step.rows[position])
         tasks.append(
             Task(
-                group=f"{step.window[0]}.{step.window[1]}.{position}",
+                group=".".join(map(str, (*step.window, position, *again))),
                 member=member,
-                seed=derive_seed(seed, "group", *step.window, position),
+                seed=derive_seed(seed, "group", *step.window, position, *again),
                 prompt=columns.pop("prompt", None),
                 environment=columns.pop("environment", None),
                 columns=columns,

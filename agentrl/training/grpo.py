@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from agentrl.objectives.advantages import grpo_advantages
+from agentrl.errors import RewardError
+from agentrl.objectives.advantages import gdpo_advantages, grpo_advantages
 from agentrl.objectives.losses import Denominators, clipped_surrogate, log_ratios, token_loss
 from agentrl.objectives.regularizers import kl_k3
 from agentrl.training.arguments import GRPOConfig
@@ -13,6 +15,7 @@ from agentrl.training.clipping import clip_metrics
 from agentrl.training.metrics import MetricStore
 from agentrl.training.scoring import Scores
 from agentrl.training.trainer import RolloutTrainer
+from agentrl.training.windows import BatchRewards
 
 
 class GRPOTrainer(RolloutTrainer):
@@ -52,9 +55,40 @@ class GRPOTrainer(RolloutTrainer):
     algorithm = "GRPO"
     args: GRPOConfig
 
-    def advantages(self, total_R: Tensor, group_R: Tensor, kl_R: Tensor | None) -> Tensor:
-        """Rewards relative to the group."""
-        return grpo_advantages(total_R, group_R, scale=self.args.scale_rewards)
+    def advantages(self, rewards: BatchRewards, kl_R: Tensor | None) -> Tensor:
+        """Rewards relative to the group, of whole rows or of turns.
+
+        Raises:
+            RewardError: Turns were rewarded, which the configuration cannot make use of.
+        """
+        args = self.args
+        if rewards.returns_RK is not None:
+            self._check_turns_count()
+            turns = range(rewards.returns_RK.shape[1])
+            return torch.stack([self.advantages(rewards.of_turn(k), kl_R) for k in turns], dim=1)
+        if args.multi_objective_aggregation == "normalize_then_sum":
+            return gdpo_advantages(rewards.values_RF, rewards.weights_F, rewards.group_R)
+        return grpo_advantages(rewards.total_R, rewards.group_R, scale=args.scale_rewards)
+
+    def signals(self, rewards: BatchRewards) -> Tensor:
+        """The rewards one by one where they are normalised so."""
+        decoupled = self.args.multi_objective_aggregation == "normalize_then_sum"
+        return rewards.values_RF if decoupled else super().signals(rewards)
+
+    def _check_turns_count(self) -> None:
+        args = self.args
+        if args.multi_objective_aggregation == "normalize_then_sum":
+            raise RewardError(
+                "an environment or tool rewarded single turns, but multi_objective_aggregation='normalize_then_sum' "
+                "normalises the rewards of whole rollouts; use 'sum_then_normalize', or give such rewards from "
+                "reward functions."
+            )
+        if args.importance_sampling_level == "sequence":
+            raise RewardError(
+                "an environment or tool rewarded single turns, but importance_sampling_level='sequence' gives all "
+                "tokens of a rollout one ratio and so the mean of their advantages; use 'token', or give one reward "
+                "for each rollout."
+            )
 
     def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """The clipped surrogate, with the KL term where beta is set."""
@@ -64,7 +98,7 @@ class GRPOTrainer(RolloutTrainer):
         )
         surrogate = clipped_surrogate(
             log_ratio_N,
-            batch.advantages_R[batch.row_N],
+            batch.target_advantages,
             args.epsilon,
             args.epsilon if args.epsilon_high is None else args.epsilon_high,
             args.delta,

@@ -24,7 +24,7 @@ from agentrl.types import Outcome, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 
-def choose_layout(model: PreTrainedModel) -> Layout:
+def choose_layout(model: PreTrainedModel, *, share: bool = True) -> Layout:
     """Find the cheapest layout that gives a model's rows the numbers that they have alone.
 
     Args:

@@ -17,6 +17,7 @@ from transformers import (
 
 from agentrl.errors import ConfigurationError
 from agentrl.training.arguments import RolloutConfig, as_dict
+from agentrl.training.preparation import cast_head, disable_dropout
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def load_model(
 
     Args:
         model: A hub name, a folder, a `PreTrainedModel` or a PEFT model.
-        args: `model_init_kwargs`, `trust_remote_code`, `disable_dropout` and `use_cache` are read.
+        args: `model_init_kwargs`, `trust_remote_code`, `disable_dropout` and `cast_lm_head_to_fp32` are read.
         quantization_config: For loading by name; ignored for a model object, which is loaded already.
         peft_config: Wraps the model in adapters.
 
@@ -48,9 +49,9 @@ def load_model(
     if peft_config is not None:
         model = _add_adapters(model, peft_config)
     if args.disable_dropout:
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        disable_dropout(model)
+    if getattr(args, "cast_lm_head_to_fp32", False):  # GRPO only
+        cast_head(model)
     return model
 
 

@@ -37,6 +37,7 @@ class RolloutRecord:
         turns: Sampled turns.
         tool_calls: Calls the model wrote.
         tool_failures: Calls that failed.
+        turn_rewards: One reward a turn besides `rewards`, None when the environment gave none by turn.
     """
 
     group: str
@@ -49,10 +50,22 @@ class RolloutRecord:
     turns: int
     tool_calls: int
     tool_failures: int
+    turn_rewards: tuple[float, ...] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and sampled tokens."""
+        return self.prompt_tokens + self.sampled_tokens
+
+    @property
+    def scored(self) -> bool:
+        """Whether anything rewarded the rollout."""
+        return self.turn_rewards is not None or any(reward is not None for reward in self.rewards)
 
 
 def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> RolloutRecord:
     """Summarise a trajectory."""
+    by_turn = None if trajectory.outcome is Outcome.ENV_FAILURE else trajectory.turn_rewards
     return RolloutRecord(
         group=trajectory.task.group,
         rewards=tuple(rewards),
@@ -64,6 +77,7 @@ def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> Roll
         turns=len(trajectory.turns),
         tool_calls=trajectory.tool_calls,
         tool_failures=trajectory.tool_failures,
+        turn_rewards=None if by_turn is None else tuple(by_turn),
     )
 
 

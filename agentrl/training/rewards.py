@@ -141,7 +141,9 @@ class RewardSet:
         for owner in self.names[len(self.functions) :]:
             columns.append([t.reward if self._owner(t) == owner else None for t in trajectories])
         rewards = [[column[row] for column in columns] for row in range(count)]
-        if unscored := sum(all(value is None for value in rewards[row]) for row in rows):
+        if unscored := sum(
+            trajectories[row].turn_rewards is None and all(value is None for value in rewards[row]) for row in rows
+        ):
             logger.warning("%d of %d rollouts got a reward from none of %s", unscored, len(rows), self.names)
         return rewards
 

@@ -45,10 +45,12 @@ class Scores(NamedTuple):
     Attributes:
         logps_N: Logprob of each target.
         entropy_N: Entropy in nats of the distribution it was drawn from; empty when not asked for.
+        router_loss: Auxiliary loss of a mixture-of-experts model, a scalar; None when not asked for.
     """
 
     logps_N: Tensor
     entropy_N: Tensor
+    router_loss: Tensor | None = None
 
 
 def score(
@@ -59,6 +61,7 @@ def score(
     chunk_logits: int = 2**25,
     with_entropy: bool = True,
     entropy_grad: bool = False,
+    router_loss: bool = False,
 ) -> Scores:
     """Score the targets of a batch under the distribution that they were sampled from.
 
@@ -74,6 +77,7 @@ def score(
             peak of memory, whatever the vocabulary and the length; the default makes a copy of 128 MiB.
         with_entropy: Compute the entropy too.
         entropy_grad: Keep its gradient.
+        router_loss: Have the model compute its auxiliary loss over the whole rows; for mixture-of-experts models.
 
     Raises:
         ValueError: The batch has segments, and the model's attention is not told them.
@@ -98,12 +102,15 @@ def score(
 
         return _in_chunks(score_span, states.flatten(0, -2)[batch.target_index_N], chunk_tokens)
 
-    scores = _score_hidden(model, core, batch, run) if _tail_known.get(core, True) else None
-    return _score_logits(model, core, batch, run) if scores is None else scores
+    inputs: dict[str, Any] = {**batch.model_inputs(), "use_cache": False}
+    if router_loss:
+        inputs["output_router_logits"] = True
+    scores = _score_hidden(model, core, inputs, run) if _tail_known.get(core, True) else None
+    return _score_logits(model, core, inputs, run) if scores is None else scores
 
 
 def _score_hidden(
-    model: nn.Module, core: Any, batch: MicroBatch, run: Callable[[Tensor, Head], Scores]
+    model: nn.Module, core: Any, inputs: dict[str, Any], run: Callable[[Tensor, Head], Scores]
 ) -> Scores | None:
     """Score from the inputs of the LM head; None when the model's logits are something else than ours."""
     lm_head = core.get_output_embeddings()
@@ -125,13 +132,13 @@ def _score_hidden(
     def give(_: nn.Module, __: Any, output: Any) -> Scores | None:
         if expected:
             _tail_known[core] = _close(output.logits, expected[0])
-        return taken[0] if taken and _tail_known.get(core, False) else None
+        return _with_router_loss(taken[0], output) if taken and _tail_known.get(core, False) else None
 
     before_head = lm_head.register_forward_pre_hook(take)
     # First among the hooks: those of FSDP expect the final output.
     after_model = core.register_forward_hook(give, prepend=True)
     try:
-        output = model(**batch.model_inputs(), use_cache=False)
+        output = model(**inputs)
     finally:
         before_head.remove()
         after_model.remove()
@@ -146,17 +153,22 @@ def _score_hidden(
     return None
 
 
-def _score_logits(model: nn.Module, core: Any, batch: MicroBatch, run: Callable[[Tensor, Head], Scores]) -> Scores:
+def _score_logits(model: nn.Module, core: Any, inputs: dict[str, Any], run: Callable[[Tensor, Head], Scores]) -> Scores:
     """Score from the model's own logits of all positions."""
 
     def give(_: nn.Module, __: Any, output: Any) -> Scores:
-        return run(output.logits, lambda logits: logits)
+        return _with_router_loss(run(output.logits, lambda logits: logits), output)
 
     after_model = core.register_forward_hook(give, prepend=True)
     try:
-        return cast(Scores, model(**batch.model_inputs(), use_cache=False))
+        return cast(Scores, model(**inputs))
     finally:
         after_model.remove()
+
+
+def _with_router_loss(scores: Scores, output: Any) -> Scores:
+    """The scores together with the auxiliary loss that the model was asked for."""
+    return scores._replace(router_loss=getattr(output, "aux_loss", None))
 
 
 def _head(lm_head: nn.Module, config: Any) -> Head:

@@ -39,11 +39,13 @@ from agentrl.training.data import (
     make_tasks,
     training_shape,
 )
+from agentrl.training.draws import redraw_from
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
+from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
-from agentrl.training.windows import Window
+from agentrl.training.windows import BatchRewards, Window
 from agentrl.types import derive_seed
 
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
@@ -127,6 +129,7 @@ class RolloutTrainer(Trainer):
             model,
             tokenizer,
             advantages=self.advantages,
+            signals=self.signals,
             needs_kl=self.penalises_kl_in_reward,
             reward_funcs=rewards,
             reward_processing_classes=reward_processing_classes,
@@ -136,6 +139,10 @@ class RolloutTrainer(Trainer):
             generator=generator,
             datasets=given_datasets,
         )
+        self.regularization = Regularization(args, model, self.collector.reference)
+        self.collector.score_options = self.regularization.score_options
+        for callback in self.regularization.callbacks:
+            self.add_callback(callback)
         self._metrics = {True: MetricStore(), False: MetricStore()}
         self._completions = {True: CompletionLog(), False: CompletionLog()}
         self._window: Window | None = None
@@ -144,15 +151,21 @@ class RolloutTrainer(Trainer):
 
     # What subclasses define ---------------------------------------------------------------------------------
 
-    def advantages(self, total_R: Tensor, group_R: Tensor, kl_R: Tensor | None) -> Tensor:
+    def advantages(self, rewards: BatchRewards, kl_R: Tensor | None) -> Tensor:
         """Turn the rewards of a generation batch into advantages.
 
         Args:
-            total_R: Weighted reward of each row, NaN where nothing scored it.
-            group_R: Group of each row.
+            rewards: Of all its rows.
             kl_R: Sum over the row of log pi_old - log pi_ref; None when it is not needed.
+
+        Returns:
+            One for each row, (R,), or one for each turn of each row, (R, K).
         """
         raise NotImplementedError
+
+    def signals(self, rewards: BatchRewards) -> Tensor:
+        """What the members of a group are compared by, (R, C): a group without a spread in it teaches nothing."""
+        return rewards.total_R[:, None] if rewards.returns_RK is None else rewards.returns_RK
 
     def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
         """Return a micro-batch's part of the loss of its optimizer step."""
@@ -177,6 +190,7 @@ class RolloutTrainer(Trainer):
                 rows = EmptyRows(windows * shape.prompts)
             seed = args.seed if args.data_seed is None else args.data_seed
             schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
+        self._schedule = schedule
         return make_loader(
             schedule,
             workers=args.dataloader_num_workers,
@@ -234,6 +248,7 @@ class RolloutTrainer(Trainer):
         """Run one micro-batch, and time the optimizer step with the last one."""
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[arg-type]
         if self.accelerator.sync_gradients:
+            self.regularization.end_step(self._metrics[True])
             self._metrics[True].add("step_time", time.perf_counter() - self._step_started)
         return loss
 
@@ -252,8 +267,10 @@ class RolloutTrainer(Trainer):
         if inputs.tokens:
             self._compare_with_sampler(scores, inputs, metrics)
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
-        assert inputs.denominators is not None
-        return self.loss(scores, inputs, inputs.denominators, metrics)
+        counts = inputs.denominators
+        assert counts is not None
+        loss = self.loss(scores, inputs, counts, metrics)
+        return self.regularization.add(loss, scores, inputs, counts, metrics, train=model.training)
 
     def prediction_step(  # type: ignore[override]
         self, model: torch.nn.Module, inputs: ScheduledStep, *_: Any, **__: Any
@@ -313,11 +330,21 @@ class RolloutTrainer(Trainer):
         self._metrics[True] = MetricStore()
         self._completions[True].clear()
         self.collector.weights_changed()
+        self.regularization.reset()
         try:
             return super().train(*args, **kwargs)
         finally:
             self.is_in_train = False
             self.close()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.regularization.save(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.regularization.load(checkpoint)
 
     # Helpers ------------------------------------------------------------------------------------------------
 
@@ -331,6 +358,7 @@ class RolloutTrainer(Trainer):
                 batches=shape.steps,
                 together=math.gcd(self.args.gradient_accumulation_steps, shape.steps),
                 identity=step.window,
+                redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )
             self._note(self._window, train=True)
         return self._window.batches[step.slot]

@@ -12,6 +12,8 @@ import torch
 from agentrl.objectives.advantages import (
     SCALES,
     combine_rewards,
+    flat_rows,
+    gdpo_advantages,
     grpo_advantages,
     reward_statistics,
     rloo_advantages,
@@ -189,3 +191,53 @@ def test_any_order_and_group_sizes_match_loops(seed):
         expected = vector(*loop_rloo(rewards, groups, normalize))
         actual = rloo_advantages(rewards_R, group_R, normalize)
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def loop_gdpo(rewards: list[list[float]], weights: list[float], groups: list[int]) -> list[float]:
+    sums: list[float] = []
+    for row, group in zip(rewards, groups, strict=True):
+        total = 0.0
+        for f, weight in enumerate(weights):
+            if math.isnan(row[f]):
+                continue
+            members = [r[f] for r, g in zip(rewards, groups, strict=True) if g == group and not math.isnan(r[f])]
+            total += weight * (row[f] - sum(members) / len(members)) / (deviation(members) + 1e-4)
+        sums.append(NAN if all(math.isnan(value) for value in row) else total)
+    known = [s for s in sums if not math.isnan(s)]
+    mean, std = sum(known) / len(known), deviation(known)
+    return [0.0 if math.isnan(s) else (s - mean) / (std + 1e-4) for s in sums]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_gdpo_matches_loops(seed):
+    """H01: also with rewards that did not apply, rows that nothing scored and groups of one."""
+    rng = random.Random(seed)
+    groups = [g for g in range(4) for _ in range(rng.randint(1, 5))]
+    rng.shuffle(groups)
+    weights = [1.0, 0.3, -2.0]
+    scales = [1.0, 100.0, 0.01]
+    rewards = [[NAN if rng.random() < 0.2 else rng.uniform(-1, 1) * s for s in scales] for _ in groups]
+    rewards[0] = [0.1, NAN, 0.0]
+    rewards[-1] = [NAN] * 3
+    actual = gdpo_advantages(torch.tensor(rewards, dtype=torch.float64), vector(*weights), torch.tensor(groups))
+    torch.testing.assert_close(actual, vector(*loop_gdpo(rewards, weights, groups)), atol=1e-4, rtol=1e-4)
+
+
+def test_gdpo_tells_apart_what_has_the_same_sum():
+    """Two ways to a total of 1: to GRPO they are the same, to GDPO the rarer one is worth more."""
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    grpo = grpo_advantages(rewards.sum(1), one_group(4))
+    gdpo = gdpo_advantages(rewards, vector(1, 1), one_group(4))
+    assert grpo[0] == grpo[1]
+    assert gdpo[0] > gdpo[1] + 0.1
+
+
+def test_gdpo_with_nothing_scored_is_zero():
+    close(gdpo_advantages(torch.full((3, 2), NAN), vector(1, 1), one_group(3)), [0, 0, 0])
+
+
+def test_a_group_is_flat_when_no_column_spreads():
+    groups = torch.tensor([0, 0, 1, 1, 2, 2])
+    values = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 1], [NAN, 5], [3, NAN]])
+    assert flat_rows(values, groups).tolist() == [True, True, False, False, True, True]
+    assert flat_rows(values.sum(1, keepdim=True), groups).tolist() == [True] * 6

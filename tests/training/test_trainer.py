@@ -6,6 +6,7 @@ import torch
 
 from agentrl import GRPOTrainer, RLOOTrainer
 from agentrl.testing.scripted import ScriptedGenerator
+from agentrl.training.windows import BatchRewards
 from agentrl.types import FinishReason, Sample
 from tests.training.helpers import TOKENIZER, TRAINERS, Game, chat_rows, constant, logged, make, model, text_rows
 
@@ -227,7 +228,8 @@ def test_rloo_puts_the_kl_into_the_reward(tmp_path):
     kl = torch.tensor([0.2, 0.4, 0.0, 0.6])
     # clipped: 2, 1, 0, 1; less the penalty: 1.9, 0.8, 0.0, 0.7
     expected = [1.1, -1.1, -0.7, 0.7]
-    assert trainer.advantages(total, group, kl).tolist() == pytest.approx(expected)
+    rewards = BatchRewards(total[:, None], torch.ones(1), group, total)
+    assert trainer.advantages(rewards, kl).tolist() == pytest.approx(expected)
 
 
 # Rewards ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Environments in processes of their own: what breaks, hangs or leaks there concerns one rollout."""
