@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -26,14 +25,12 @@ from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
 from agentrl.training.arguments import RolloutConfig, as_dict
-from agentrl.training.balance import Costs, plan_window
-from agentrl.training.batching import Layout, MicroBatch, collate, split
+from agentrl.training.arrangement import Arranger
+from agentrl.training.batching import MicroBatch
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
-from agentrl.training.experts import router_coefficient
 from agentrl.training.generators import generator_of, sampling_of
-from agentrl.training.layouts import choose_layout
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
@@ -45,7 +42,6 @@ from agentrl.training.windows import (
     Window,
     add_turn_advantages,
     batch_rewards,
-    row_size,
     window_metrics,
 )
 from agentrl.types import Outcome, Task, Trajectory
@@ -149,8 +145,9 @@ class Collector:
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
         self.score_options: dict[str, bool] = {}
-        # The router loss is a product of means over the tokens of a micro-batch, those of shared prompts each time.
-        self._routed = router_coefficient(policy, args) != 0
+        self.arranger = Arranger(
+            model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
+        )
         self._synced: int | None = None
 
     def collect(
@@ -188,18 +185,22 @@ class Collector:
             discarded.add([everywhere[row] for row in flat_R.nonzero()[:, 0]], rewards.total_R[flat_R].tolist())
             # Rows of all processes are in window order, so the number of a group is its position.
             groups = rewards.group_R[flat_R].unique().tolist()
-            rows = flat_R[mine].nonzero()[:, 0].tolist()
-            draw.replace(rows, self._draw(redraw(groups, discarded.rounds), part_of=len(tasks)))
+            flat = flat_R[mine].nonzero()[:, 0].tolist()
+            draw.replace(flat, self._draw(redraw(groups, discarded.rounds), part_of=len(tasks)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
-        plan = self._plan(everywhere, mine, rows_per_batch, batches, together)
-        trained = self._exchange(draw, mine, plan, moved=bool(together))
-        micro_batches = [self._score_baselines(self._lay_out([trained[number] for number in part])) for part in plan]
+        plan = self.arranger.plan(everywhere, mine, rows_per_batch, batches, together)
+        played = [
+            TrainingRow(trajectory, self._is_trained(trajectory, record))
+            for trajectory, record in zip(draw.trajectories, draw.records, strict=True)
+        ]
+        rows = self.arranger.exchange(played, mine, plan, moved=bool(together))
+        micro_batches = [self._score_baselines(self.arranger.lay_out([rows[r] for r in part])) for part in plan]
         kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
         advantages = self._advantages(rewards, kl_R)
         order = list(chain.from_iterable(plan))
         if advantages.dim() == 2:
-            micro_batches = add_turn_advantages(micro_batches, advantages[order], [trained[number] for number in order])
+            micro_batches = add_turn_advantages(micro_batches, advantages[order], [rows[r] for r in order])
             advantages = advantages[:, 0]
         micro_batches = [
             dataclasses.replace(batch, advantages_R=advantages[torch.tensor(part, dtype=torch.int64)])
@@ -267,66 +268,6 @@ class Collector:
         return self.engine.run(tasks, part_of=part_of)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
-
-    def _plan(
-        self, records: Sequence[RolloutRecord], mine: slice, size: int, batches: int, together: int
-    ) -> list[list[int]]:
-        """Say which rows, numbered over all processes, make this process's micro-batches."""
-        if not together or self._keeps_order:
-            parts: list[Any] = split(range(mine.start, mine.stop), size)
-            return [list(part) for part in parts] + [[]] * (batches - len(parts))
-        sizes = [row_size(record) for record in records]
-        shape = {"processes": self.args.world_size, "batches": batches, "size": size, "together": together}
-        return plan_window(sizes, self._costs, **shape)[self.args.process_index]
-
-    def _exchange(
-        self, draw: Draw, mine: slice, plan: Sequence[Sequence[int]], *, moved: bool
-    ) -> dict[int, TrainingRow]:
-        """Return the rows of the plan by their numbers; those that another process trains are handed over."""
-        rows = {
-            mine.start + i: TrainingRow(trajectory, self._is_trained(trajectory, record))
-            for i, (trajectory, record) in enumerate(zip(draw.trajectories, draw.records, strict=True))
-        }
-        if moved and self.args.world_size > 1:
-            kept = set(chain.from_iterable(plan))
-            leaving = {number: row.for_another_process() for number, row in rows.items() if number not in kept}
-            for others in gather_object([leaving]):
-                rows = others | rows
-        return rows
-
-    def _lay_out(self, rows: Sequence[TrainingRow]) -> MicroBatch:
-        return collate(
-            [row.trajectory for row in rows],
-            pad_token_id=self.tokenizer.pad_token_id,
-            trained=[row.trained for row in rows],
-            layout=self._layout,
-            pad_to_multiple_of=self._pad_multiple,
-        )
-
-    @cached_property
-    def _layout(self) -> Layout:
-        """How rows lie; found by a trial the first time that some are there."""
-        if self.args.torch_compile or self.args.device.type == "neuron":
-            return Layout.PADDED  # the places of packed rows would make each micro-batch a new program to compile
-        with self.trainer.compute_loss_context_manager():
-            return choose_layout(self.model, share=not self._routed)
-
-    @cached_property
-    def _costs(self) -> Costs:
-        return Costs.of(self.model, self._layout)
-
-    @property
-    def _keeps_order(self) -> bool:
-        """Whether the loss is defined by which rows share a micro-batch."""
-        return self._routed or getattr(self.args, "loss_type", None) == "bnpo"
-
-    @property
-    def _pad_multiple(self) -> int | None:
-        """What lengths are rounded up to; Neuron devices compile once for each shape, so they get few of them."""
-        multiple = self.args.pad_to_multiple_of
-        if multiple == "auto":
-            return 128 if self.args.device.type == "neuron" else None
-        return multiple if isinstance(multiple, int) else None
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
         if trajectory.outcome is Outcome.ENV_FAILURE or not record.scored:

@@ -30,10 +30,11 @@ def choose_layout(model: PreTrainedModel, *, share: bool = True) -> Layout:
     Args:
         model: On its device. It is run once or twice on 24 tokens, so several processes that share its weights have
             to call this together.
+        share: Whether rows may share a prompt; what packs by sharing pads if not.
     """
     wanted = _wanted(model)
-    if wanted is Layout.PADDED:
-        return wanted
+    if wanted is Layout.PADDED or (wanted is Layout.SHARED and not share):
+        return Layout.PADDED
     reason = _unsuitable(model) or _disproof(model, wanted)
     if reason is None:
         return wanted

@@ -28,15 +28,15 @@ def ragged(count: int) -> Dataset:
 def train(algorithm: str, folder: Path, options: dict[str, Any], *, kept: bool = False) -> dict[str, Any]:
     """Train, and tell which rows, numbered over all processes, each window's micro-batches were made of."""
     trainer = make_trainer(algorithm, folder, dataset=ragged(8), **SGD, **options)
-    collector: Any = trainer.collector
-    plan = collector._plan
+    arranger: Any = trainer.collector.arranger
+    plan = arranger.plan
     plans: list[list[list[int]]] = []
 
     def note(records: Any, mine: slice, size: int, batches: int, together: int) -> list[list[int]]:
         plans.append(plan(records, mine, size, batches, 0 if kept else together))
         return plans[-1]
 
-    collector._plan = note
+    arranger.plan = note
     trainer.train()
     return {"weights": weights(trainer), "plans": plans, "logs": step_logs(trainer)}
 
