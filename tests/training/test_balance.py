@@ -8,7 +8,7 @@ import random
 import pytest
 
 from agentrl.testing.models import tiny_model
-from agentrl.training.balance import Costs, RowSize, assign
+from agentrl.training.balance import Costs, RowSize, assign, plan_window
 from agentrl.training.batching import Layout
 
 
@@ -95,6 +95,15 @@ def test_costs_by_hand():
     assert padded(rows) == pytest.approx(2 * (7 + costs.pair * 7**2 / 2) + costs.target * 3)
     packed = Costs(Layout.PACKED, costs.pair, costs.target)
     assert packed(rows) == pytest.approx(12 + costs.pair * (5**2 + 7**2) / 2 + costs.target * 3)
+
+
+def test_rows_of_a_window_stay_in_their_optimizer_step():
+    """Two processes of 4 micro-batches of 2 rows, two of which make a step."""
+    rows = draw(4, 4, seed=1)
+    plan = plan_window(rows, Costs(Layout.PACKED), processes=2, batches=4, size=2, together=2)
+    assert [len(parts) for parts in plan] == [4, 4]
+    first = itertools.chain(*(part for parts in plan for part in parts[:2]))
+    assert sorted(first) == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
 def test_too_few_rows_are_refused():

@@ -98,6 +98,11 @@ def test_sdpa_shares_prompts_and_eager_pads(family):
     assert choose_layout(tiny_model(family, attn_implementation="eager")) is Layout.PADDED
 
 
+def test_rows_are_padded_where_prompts_must_not_be_shared():
+    """The router loss counts the tokens of a micro-batch, those of a prompt as often as it occurs."""
+    assert choose_layout(tiny_model("qwen3"), share=False) is Layout.PADDED
+
+
 def test_the_trial_leaves_the_model_in_its_mode():
     model = tiny_model("qwen3").train()
     choose_layout(model)

@@ -84,8 +84,8 @@ def test_n07_a_step_changes_what_the_generator_says(tmp_path):
     reported: list[list[float]] = []
     play = trainer.collector._play
 
-    def noting(tasks: Any) -> Any:
-        trajectories = play(tasks)
+    def noting(tasks: Any, part_of: int) -> Any:
+        trajectories = play(tasks, part_of)
         reported.append([logp for trajectory in trajectories for logp in trajectory.logprobs])
         return trajectories
 

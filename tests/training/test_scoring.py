@@ -247,10 +247,11 @@ def test_the_head_never_sees_more_than_a_chunk_or_a_position_per_row():
     batch = collate(ROWS, pad_token_id=0, pad_to_multiple_of=64)
     seen: list[int] = []
     model.lm_head.register_forward_hook(lambda _, __, output: seen.append(output[..., 0].numel()))
-    for _ in range(2):  # also on the first use, which checks the head
-        score(model, batch, PLAIN, chunk_logits=3 * 64).logps_N.sum().backward()
-    assert max(seen) == 3
-    assert sum(seen[-8:]) == 2 * batch.tokens  # forward and recomputation
+    for checks in (batch.rows, 0):  # on the first use the head is checked
+        seen.clear()
+        score(model, batch, PLAIN, chunk_logits=5 * 64).logps_N.sum().backward()
+        assert max(seen) == 5
+        assert sum(seen) == 2 * batch.tokens + batch.rows + checks  # forward, recomputation, what the model is left
 
 
 class LiveBytes(TorchDispatchMode):
