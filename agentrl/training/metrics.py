@@ -30,6 +30,7 @@ class RolloutRecord:
         group: The group's identity.
         rewards: One entry a reward column, None where it did not apply.
         prompt_tokens: Length of the prompt.
+        completion_tokens: Length of the completion, tool tokens included.
         sampled_tokens: Number of sampled tokens; tool tokens do not count.
         truncated: Whether a limit cut the episode.
         outcome: How it ended.
@@ -44,6 +45,7 @@ class RolloutRecord:
     group: str
     rewards: tuple[float | None, ...]
     prompt_tokens: int
+    completion_tokens: int
     sampled_tokens: int
     truncated: bool
     outcome: Outcome
@@ -72,6 +74,7 @@ def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> Roll
         group=trajectory.task.group,
         rewards=tuple(rewards),
         prompt_tokens=len(trajectory.prompt_ids),
+        completion_tokens=len(trajectory.completion_ids),
         sampled_tokens=trajectory.sampled_length,
         truncated=trajectory.truncated,
         outcome=trajectory.outcome,

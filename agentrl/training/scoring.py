@@ -60,7 +60,7 @@ def score(
     batch: MicroBatch,
     sampling: SamplingParams,
     *,
-    chunk_tokens: int = 512,
+    chunk_logits: int | None = None,
     with_entropy: bool = True,
     entropy_grad: bool = False,
     router_loss: bool = False,
@@ -72,15 +72,26 @@ def score(
     Args:
         model: A causal language model of transformers, possibly with adapters, possibly wrapped for
             distributed training. Gradients are kept if they are enabled.
-        batch: On the model's device.
+        batch: On the model's device, in a layout that the model supports.
         sampling: Temperature, top-k, top-p, min-p and repetition penalty that the generator used. A target
             stays in the support even if a changed policy would now drop it.
-        chunk_tokens: Targets whose logits exist at the same time.
+        chunk_logits: Logits that exist at the same time, at least those of one target. A few float32 copies of them
+            are the peak of memory, whatever the vocabulary and the length. By default a copy takes 64 MiB on the CPU;
+            on other devices 256 MiB, since there adding up the head's gradient after each chunk costs more than the
+            chunk if that is small.
         with_entropy: Compute the entropy too.
         entropy_grad: Keep its gradient.
         router_loss: Have the model compute its auxiliary loss over the whole rows; for mixture-of-experts models.
+
+    Raises:
+        ValueError: The batch has segments, and the model's attention is not told them.
     """
     core = extract_model_from_parallel(model)
+    config = core.config.get_text_config()
+    if batch.segments is not None and config._attn_implementation != "sdpa":
+        raise ValueError(f"segments need attn_implementation='sdpa', not {config._attn_implementation!r}")
+    chunk_logits = chunk_logits or (2**24 if batch.input_ids.device.type == "cpu" else 2**26)
+    chunk_tokens = max(chunk_logits // config.vocab_size, 1)
     seen = _Seen(batch, core) if sampling.repetition_penalty != 1.0 else None
 
     def run(states: Tensor, head: Head) -> Scores:
@@ -198,11 +209,14 @@ class _Seen:
     def __init__(self, batch: MicroBatch, core: Any) -> None:
         vocab_size = core.config.get_text_config().vocab_size
         ids = batch.input_ids.flatten()
-        rows = [ids[start : start + length] for start, length in zip(batch.starts, batch.lengths, strict=True)]
-        starts_S = torch.tensor(batch.starts, device=ids.device)
+        places = batch.sequences_at
+        rows = [torch.cat([ids[at.prefix_start : at.prefix_stop], ids[at.start : at.stop]]) for at in places]
         self.first_SV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
         self.sequence_N = batch.sequence_N
-        self.position_N = batch.target_index_N + 1 - starts_S[batch.sequence_N]
+        prefix_start_N, prefix_stop_N, start_N, _ = torch.tensor(places, device=ids.device)[batch.sequence_N].T
+        before_N = batch.target_index_N
+        own_N = before_N - start_N + prefix_stop_N - prefix_start_N
+        self.position_N = 1 + torch.where(before_N < start_N, before_N - prefix_start_N, own_N)
 
     def before(self, span: slice) -> Tensor:
         """For the targets of a span, bool (C, V)."""
@@ -235,7 +249,8 @@ def _score_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Logprobs and entropies of C targets from their logits."""
     truncation: dict[str, Any] = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-    if needs_processing(**truncation, repetition_penalty=sampling.repetition_penalty):
+    processed = needs_processing(**truncation, repetition_penalty=sampling.repetition_penalty)
+    if processed:
         scores_CV = process_logits(
             logits_CV,
             temperature=sampling.temperature,
@@ -246,9 +261,36 @@ def _score_chunk(
         )
         logps_C = scores_CV.gather(1, ids_C[:, None])[:, 0]
     else:
-        scores_CV = logits_CV.float() / sampling.temperature
-        logps_C = scores_CV.gather(1, ids_C[:, None])[:, 0] - scores_CV.logsumexp(dim=-1)
+        logps_C, scores_CV = _TargetLogps.apply(logits_CV, ids_C, sampling.temperature)
     if not with_entropy:
         return logps_C, logps_C.new_zeros(0)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        return logps_C, entropy(scores_CV)
+    if entropy_grad and torch.is_grad_enabled():
+        return logps_C, entropy(scores_CV if processed else logits_CV.float() / sampling.temperature)
+    with torch.no_grad():
+        p_CV = scores_CV.exp()
+        # In place, as nobody reads -inf any more. Outside of the support it is 0 times a finite number then.
+        finite_CV = scores_CV.clamp_(min=torch.finfo(scores_CV.dtype).min)
+        return logps_C, -torch.bmm(p_CV[:, None], finite_CV[:, :, None])[:, 0, 0]
+
+
+class _TargetLogps(torch.autograd.Function):
+    """Logprobs of targets and, without a gradient, of all ids: softmax with one float32 copy kept for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_CV: Tensor, ids_C: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logits_dtype, scores_CV = logits_CV.dtype, logits_CV.float()
+        if temperature != 1.0:
+            scores_CV = scores_CV / temperature
+        logps_CV = scores_CV.log_softmax(dim=-1)
+        ctx.save_for_backward(logps_CV, ids_C)
+        ctx.mark_non_differentiable(logps_CV)
+        ctx.temperature, ctx.dtype = temperature, logits_dtype
+        return logps_CV.gather(1, ids_C[:, None])[:, 0], logps_CV
+
+    @staticmethod
+    def backward(ctx: Any, grad_C: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        logps_CV, ids_C = ctx.saved_tensors
+        grad_C1 = (grad_C / ctx.temperature)[:, None]
+        # d logp[target] / d logits[v] = [v = target] - p[v]
+        grad_CV = logps_CV.exp().mul_(-grad_C1).scatter_add_(1, ids_C[:, None], grad_C1)
+        return grad_CV.to(ctx.dtype), None, None

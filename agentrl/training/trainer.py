@@ -9,6 +9,7 @@ loss divides by is counted over all of them and all processes. Everything after 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
@@ -337,6 +338,7 @@ class RolloutTrainer(LifeCycle):
                 tasks,
                 rows_per_batch=self.args.per_device_train_batch_size,
                 batches=shape.steps,
+                together=math.gcd(self.args.gradient_accumulation_steps, shape.steps),
                 identity=step.window,
                 redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )

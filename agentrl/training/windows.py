@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.objectives.advantages import combine_rewards, reward_statistics
 from agentrl.objectives.credit import returns_to_go
+from agentrl.training.balance import RowSize
 from agentrl.training.batching import MicroBatch
 from agentrl.training.completions import CompletionLog
 from agentrl.training.metrics import RolloutRecord, length_metrics, outcome_metrics, tool_metrics
@@ -42,6 +43,19 @@ class Window:
     own_metrics: list[tuple[str, float]]
     tokens_seen: int
     log: CompletionLog = field(default_factory=CompletionLog)
+
+
+class TrainingRow(NamedTuple):
+    """A trajectory, and whether it is learned from."""
+
+    trajectory: Trajectory
+    trained: bool
+
+    def for_another_process(self) -> TrainingRow:
+        """Leave away what only rewards and logs read, some of which cannot leave its process."""
+        lean = replace(self.trajectory.task, prompt=None, columns={})
+        trajectory = replace(self.trajectory, task=lean, prompt="", completion="", environment=None, extra={})
+        return TrainingRow(trajectory, self.trained)
 
 
 def reward_matrix(records: Sequence[RolloutRecord]) -> Tensor:
@@ -96,33 +110,32 @@ def group_numbers(records: Sequence[RolloutRecord]) -> Tensor:
     return torch.tensor([numbers[record.group] for record in records], dtype=torch.int64)
 
 
+def row_size(record: RolloutRecord) -> RowSize:
+    """Return what a row costs by."""
+    return RowSize(record.group, record.prompt_tokens, record.completion_tokens, record.sampled_tokens)
+
+
 def add_turn_advantages(
-    batches: Sequence[MicroBatch], advantages_RK: Tensor, trajectories: Sequence[Trajectory], trained: Sequence[bool]
+    batches: Sequence[MicroBatch], advantages_RK: Tensor, rows: Sequence[TrainingRow]
 ) -> list[MicroBatch]:
     """Give each target of micro-batches the advantage of its turn.
 
     Args:
-        batches: Cut from the trajectories, in order.
-        advantages_RK: Advantage of turn k of each trajectory.
-        trajectories: R rows.
-        trained: Whether each row has targets.
+        batches: Cut from the rows, in order.
+        advantages_RK: Advantage of turn k of each row.
+        rows: R rows.
     """
     by_row = [
-        [advantages[k] for k, turn in enumerate(trajectory.turns) for _ in range(turn.start, turn.stop)]
-        for trajectory, advantages in zip(trajectories, advantages_RK.tolist(), strict=True)
+        [advantages[k] for k, turn in enumerate(row.trajectory.turns) for _ in range(turn.start, turn.stop)]
+        for row, advantages in zip(rows, advantages_RK.tolist(), strict=True)
     ]
     done, first = [], 0
     for batch in batches:
-        rows = range(first, first + batch.rows)
+        own = range(first, first + batch.rows)
         first += batch.rows
-        values = [value for row in rows if trained[row] for value in by_row[row]]
+        values = [value for r in own if rows[r].trained for value in by_row[r]]
         done.append(replace(batch, turn_advantages_N=torch.tensor(values, dtype=torch.float32)))
     return done
-
-
-def cut(values_R: Tensor, size: int, count: int) -> list[Tensor]:
-    """Cut a value for each row into `count` micro-batches of `size` rows; those beyond the rows are empty."""
-    return [values_R[i * size : (i + 1) * size] for i in range(count)]
 
 
 def window_metrics(

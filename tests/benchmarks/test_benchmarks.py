@@ -70,6 +70,17 @@ def test_tool_overlap_refuses_groups_that_trl_cannot_form(run, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("peer", [False, True], ids=["alone", "against TRL"])
+def test_train_step(run, peer):
+    if peer:
+        pytest.importorskip("trl")
+    code, lines = run("train_step.py", "--quick", "--rounds", "1", *(["--peer"] if peer else []))
+    assert code == 0
+    assert lines[0].split() == ["prompt", "20", "wall", "CPU", "peak", "growth"]
+    assert [line.split()[0] for line in lines[1:]] == ["agentrl", *(["trl", "ratio", "gradient"] if peer else [])]
+
+
+@pytest.mark.slow
 def test_tool_overlap_against_trl(run):
     pytest.importorskip("trl")
     code, lines = run("tool_overlap.py", *TINY, *NO_LIMIT, "--peer")

@@ -1,11 +1,11 @@
-"""Targets point at the right positions in both layouts."""
+"""Targets point at the right positions in every layout."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from agentrl.training.batching import MicroBatch, collate, split
+from agentrl.training.batching import Layout, MicroBatch, collate, split
 from agentrl.types import Outcome, Task, Trajectory
 
 
@@ -31,19 +31,19 @@ def predictions(batch: MicroBatch) -> list[tuple[int, int]]:
     return list(zip(before.tolist(), batch.target_ids_N.tolist(), strict=True))
 
 
-LAYOUTS = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+LAYOUTS = pytest.mark.parametrize("layout", Layout)
 
 
 @LAYOUTS
-def test_a07_the_first_sampled_token_is_trained(packed):
-    batch = collate([trajectory([7, 8], [9, 10])], pad_token_id=0, packed=packed)
+def test_a07_the_first_sampled_token_is_trained(layout):
+    batch = collate([trajectory([7, 8], [9, 10])], pad_token_id=0, layout=layout)
     assert predictions(batch) == [(8, 9), (9, 10)]
 
 
 @LAYOUTS
-def test_a08_no_target_crosses_a_seam(packed):
+def test_a08_no_target_crosses_a_seam(layout):
     rows = [trajectory([11, 12], [13], logps=[-0.5]), trajectory([21], [22, 23], logps=[-0.1, -0.2])]
-    batch = collate(rows, pad_token_id=0, packed=packed)
+    batch = collate(rows, pad_token_id=0, layout=layout)
     assert predictions(batch) == [(12, 13), (21, 22), (22, 23)]
     assert batch.row_N.tolist() == [0, 1, 1]
     torch.testing.assert_close(batch.sampler_logps_N, torch.tensor([-0.5, -0.1, -0.2]))
@@ -51,7 +51,7 @@ def test_a08_no_target_crosses_a_seam(packed):
 
 def test_a08_packed_vectors():
     rows = [trajectory([11, 12], [13], logps=[-0.5]), trajectory([21], [22, 23], logps=[-0.1, -0.2])]
-    batch = collate(rows, pad_token_id=0, packed=True)
+    batch = collate(rows, pad_token_id=0, layout=Layout.PACKED)
     assert batch.input_ids.tolist() == [[11, 12, 13, 21, 22, 23]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2]]
     logps = torch.zeros(6)
@@ -60,20 +60,19 @@ def test_a08_packed_vectors():
 
 
 @LAYOUTS
-def test_tool_tokens_are_context_but_no_targets(packed):
-    batch = collate([trajectory([1], [2, 3, 4, 5], [1, 0, 0, 1])], pad_token_id=0, packed=packed)
+def test_tool_tokens_are_context_but_no_targets(layout):
+    batch = collate([trajectory([1], [2, 3, 4, 5], [1, 0, 0, 1])], pad_token_id=0, layout=layout)
     assert predictions(batch) == [(1, 2), (4, 5)]
     assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5]]
 
 
 @LAYOUTS
-def test_a02_an_excluded_row_has_no_targets(packed):
+def test_a02_an_excluded_row_has_no_targets(layout):
     rows = [trajectory([1], [2, 3, 4, 5], [1, 1, 0, 1]), trajectory([1], [6, 7, 8, 9], [1, 1, 0, 1])]
-    batch = collate(rows, pad_token_id=0, trained=[True, False], advantages=[1.0, 2.0], packed=packed)
+    batch = collate(rows, pad_token_id=0, trained=[True, False], advantages=[1.0, 2.0], layout=layout)
     assert batch.row_N.tolist() == [0, 0, 0]
     assert (batch.rows, batch.trained_rows, batch.tokens) == (2, 1, 3)
     assert batch.advantages_R.tolist() == [1, 2]
-    assert batch.lengths == (5, 5)
 
 
 def test_h13_an_empty_completion_has_no_targets():
@@ -100,15 +99,46 @@ def test_padded_width(multiple, width):
 
 def test_model_inputs_of_each_layout():
     rows = [trajectory([1], [2])]
-    assert set(collate(rows, pad_token_id=0).model_inputs()) == {"input_ids", "attention_mask"}
-    assert set(collate(rows, pad_token_id=0, packed=True).model_inputs()) == {"input_ids", "position_ids"}
+    expected = {
+        Layout.PADDED: {"input_ids", "attention_mask"},
+        Layout.PACKED: {"input_ids", "position_ids"},
+        Layout.SHARED: {"input_ids", "attention_mask", "position_ids", "segments"},
+    }
+    assert {layout: set(collate(rows, pad_token_id=0, layout=layout).model_inputs()) for layout in Layout} == expected
+
+
+def test_a_shared_prompt_stands_once():
+    rows = [trajectory([1, 2], [3, 4]), trajectory([9], [8]), trajectory([1, 2], [5]), trajectory([1, 2], [])]
+    batch = collate(rows, pad_token_id=0, layout=Layout.SHARED, pad_to_multiple_of=5)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 9, 8, 0, 0, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 0, 1, 2]]
+    assert batch.segments == ((0, 0, 0, 2), (0, 2, 2, 4), (0, 2, 4, 5), (0, 0, 5, 7), (0, 0, 7, 10))
+    assert batch.rows_at == ((0, 2, 2, 4), (0, 0, 5, 7), (0, 2, 4, 5), (0, 2, 5, 5))
+    assert predictions(batch) == [(2, 3), (3, 4), (9, 8), (2, 5)]
+    assert batch.row_N.tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("layout", [Layout.PACKED, Layout.SHARED])
+def test_packed_length_is_rounded_up_with_a_row_of_its_own(layout):
+    rows = [trajectory([1, 2], [3, 4, 5]), trajectory([1], [2])]
+    batch = collate(rows, pad_token_id=0, layout=layout, pad_to_multiple_of=4)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 1, 2, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0]]
+    assert predictions(batch) == [(2, 3), (3, 4), (4, 5), (1, 2)]
+
+
+@LAYOUTS
+def test_rows_that_were_never_sampled_leave_a_token_to_run(layout):
+    batch = collate([trajectory([], []), trajectory([], [])], pad_token_id=7, layout=layout)
+    assert set(batch.input_ids.flatten().tolist()) == {7}
+    assert (batch.rows, batch.tokens) == (2, 0)
 
 
 def test_to_moves_every_tensor():
     batch = collate([trajectory([1], [2])], pad_token_id=0).to("meta")
     assert batch.input_ids.device == batch.advantages_R.device == batch.row_N.device == torch.device("meta")
     assert batch.old_logps_N is None
-    assert batch.lengths == (2,)
+    assert batch.rows == 1
 
 
 def test_errors_name_the_row():

@@ -64,7 +64,7 @@ def test_every_sampled_token_is_one_target_with_its_episode_s_advantage_a10(pack
         (23, 24, -1.0),
         *[(31, 32, 0.25), (32, 33, 0.25), (35, 36, 0.25), (39, 40, 0.25)],
     ]
-    assert (batch.rows, batch.trained_rows, len(batch.lengths)) == (3, 3, 6)
+    assert (batch.rows, batch.trained_rows, len(batch.sequences_at)) == (3, 3, 6)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])

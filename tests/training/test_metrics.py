@@ -22,7 +22,7 @@ from agentrl.types import Outcome
 
 
 def record(sampled=2, *, truncated=False, outcome=Outcome.FINISHED, calls=0, failures=0):
-    return RolloutRecord("g", (1.0,), 3, sampled, truncated, outcome, 1, calls, failures)
+    return RolloutRecord("g", (1.0,), 3, sampled + 2, sampled, truncated, outcome, 1, calls, failures)
 
 
 def test_lengths_count_sampled_tokens_and_terminated_ones_apart():
