@@ -10,10 +10,11 @@ import torch
 from agentrl import GRPOTrainer, RLOOTrainer
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import SamplingParams
-from agentrl.objectives.losses import LOSS_TYPES, Denominators, clipped_surrogate, log_ratios, rloo_loss, token_loss
+from agentrl.objectives.aggregation import AGGREGATIONS, Denominators, token_loss
+from agentrl.objectives.losses import clipped_surrogate, log_ratios, rloo_loss
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import qwen_like_tokenizer
-from agentrl.training.batching import collate, split
+from agentrl.training.batching import Layout, collate, split
 from agentrl.training.scoring import score
 from agentrl.types import FinishReason, Outcome, Row, Sample, Task, Trajectory
 from tests.training.helpers import Game, logged, make
@@ -54,9 +55,9 @@ def plain_logps(part: Row, sampling: SamplingParams, model=MODEL) -> list[float]
     return logps
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_every_sampled_token_is_one_target_with_its_episode_s_advantage_a10(packed):
-    batch = collate(EPISODES, pad_token_id=0, advantages=ADVANTAGES, packed=packed)
+@pytest.mark.parametrize("layout", [Layout.PADDED, Layout.PACKED])
+def test_every_sampled_token_is_one_target_with_its_episode_s_advantage_a10(layout):
+    batch = collate(EPISODES, pad_token_id=0, advantages=ADVANTAGES, layout=layout)
     before = batch.input_ids.flatten()[batch.target_index_N].tolist()
     found = list(zip(before, batch.target_ids_N.tolist(), batch.advantages_R[batch.row_N].tolist(), strict=True))
     assert found == [
@@ -68,10 +69,10 @@ def test_every_sampled_token_is_one_target_with_its_episode_s_advantage_a10(pack
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-@pytest.mark.parametrize("packed", [False, True])
-def test_each_row_is_scored_in_its_own_context(packed, penalty):
+@pytest.mark.parametrize("layout", [Layout.PADDED, Layout.PACKED])
+def test_each_row_is_scored_in_its_own_context(layout, penalty):
     sampling = SamplingParams(1, repetition_penalty=penalty)
-    scores = score(MODEL, collate(EPISODES, pad_token_id=0, packed=packed), sampling)
+    scores = score(MODEL, collate(EPISODES, pad_token_id=0, layout=layout), sampling)
     expected = [value for episode in EPISODES for part in episode.rows for value in plain_logps(part, sampling)]
     torch.testing.assert_close(scores.logps_N.detach(), torch.tensor(expected, dtype=torch.float32))
 
@@ -84,7 +85,7 @@ def batch_loss(episodes, advantages, loss_type, counts):
     return token_loss(loss_N, batch.row_N, batch.rows, loss_type, counts, max_completion_length=7)
 
 
-@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "bnpo"])
+@pytest.mark.parametrize("loss_type", [name for name in AGGREGATIONS if name != "bnpo"])
 def test_losses_count_episodes_however_many_rows_they_have_l09(loss_type):
     """Against a double loop over episodes and their tokens; cut into micro-batches, the sum is the same."""
     tokens = sum(episode.sampled_length for episode in EPISODES)
@@ -94,7 +95,9 @@ def test_losses_count_episodes_however_many_rows_they_have_l09(loss_type):
         for logp in (value for part in episode.rows for value in plain_logps(part, SamplingParams(1))):
             ratio = math.exp(logp + 0.5)
             losses.append(-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage))
-        divided = {"grpo": len(losses) * len(EPISODES), "dapo": tokens, "dr_grpo": 7 * len(EPISODES)}
+        by_row, by_token = len(losses) * len(EPISODES), tokens
+        divided = {"grpo": by_row, "sapo": by_row, "dapo": by_token, "cispo": by_token, "vespo": by_token}
+        divided |= {"dr_grpo": 7 * len(EPISODES), "luspo": len(EPISODES)}
         total += sum(losses) / divided[loss_type]
     counts = Denominators(rows=3, tokens=tokens, micro_batches=1, world_size=1)
     parts = zip(split(EPISODES, 2), split(ADVANTAGES, 2), strict=True)
