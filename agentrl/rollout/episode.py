@@ -21,7 +21,7 @@ from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation
-from agentrl.rollout.environments import episode_done
+from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool
@@ -141,7 +141,7 @@ class Episode:
                 raise
             except Exception as error:
                 raise _EnvironmentError(error) from error
-            self.tools = {**self.tools, **pool.bound_tools(self.environment)}
+            self.tools = merge_tools(self.tools, pool.bound_tools(self.environment), type(self.environment).__name__)
         assert prompt is not None, "a task without a prompt needs an environment; the trainer checks it"
         self.schemas = [tool.schema for tool in self.tools.values()]
         self.conversation = Conversation(prompt, self.stage.renderer.prompt_ids(prompt, self.schemas))
