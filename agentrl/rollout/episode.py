@@ -201,7 +201,7 @@ class Episode:
 
     def _finish_turn(self, turn: Turn, results: list[ToolResult]) -> None:
         """Take a turn into the books, with the answers to its calls: from here on it is part of the trajectory."""
-        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds))
+        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds, turn.row))
         self.sampled = None
         late = [self.tools[result.call.name] for result in results if result.timed_out]
         if any(tool.instance is not None for tool in late):
@@ -272,7 +272,9 @@ class Episode:
     def _trajectory(self, outcome: Outcome, **fields: Any) -> Trajectory:
         conversation = self.conversation
         text = isinstance(conversation.prompt, str)
-        first, *forks = conversation.sampled_rows()
+        # An episode that was interrupted may have more in its row than its whole turns; nothing there is trained.
+        whole = [turn.stop for turn in self.turns[-1:] if turn.row == len(conversation.rows)]
+        first, *forks = conversation.rows_up_to(whole[0] if whole else 0)
         return Trajectory(
             task=self.task,
             prompt=conversation.prompt,
