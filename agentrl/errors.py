@@ -30,6 +30,10 @@ class RolloutError(AgentRLError, RuntimeError):
     """Rollouts cannot go on (every environment fails, the generator broke)."""
 
 
+class ToolBrokenError(RolloutError):
+    """A tool fails wherever it is called, and the model would learn to avoid it."""
+
+
 class EnvironmentFailure(AgentRLError, RuntimeError):  # noqa: N818 (a state of the world, not a mistake)
     """Raised by an environment's tool to say that the environment itself broke, not the model's call.
 

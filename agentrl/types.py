@@ -51,6 +51,12 @@ class Outcome(StrEnum):
     ENV_FAILURE = "env_failure"
     """The environment broke; never a training signal."""
     CANCELLED = "cancelled"
+    """The run was cancelled meanwhile; never a training signal."""
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the episode may be rewarded: it was the model that played it to where it ended."""
+        return self not in (Outcome.ENV_FAILURE, Outcome.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Sample:
 
     Attributes:
         ids: The sampled ids, the stop token included when there is one.
-        logprobs: The logprob of each id under the distribution it was drawn from.
+        logprobs: The logprob of each id under the distribution it was drawn from, NaN where it is not known.
         finish: Why sampling stopped.
         weights_version: The version of the weights that drew it.
     """
@@ -115,6 +121,7 @@ class ToolResult:
         failed: Unknown tool, unreadable call, bad arguments, or the tool raised.
         seconds: Time the tool took.
         done: The tool ended the episode.
+        timed_out: The tool took longer than it may; it also counts as failed.
         reward: What the tool rewarded the turn with, None if it gave no `StepReward`.
     """
 
@@ -123,6 +130,7 @@ class ToolResult:
     failed: bool = False
     seconds: float = 0.0
     done: bool = False
+    timed_out: bool = False
     reward: float | None = None
 
 
@@ -152,11 +160,12 @@ class Turn:
     """One sampled turn of a trajectory and what came of it.
 
     Attributes:
-        start: Index of its first id in `completion_ids`.
+        start: Index of its first id in the `completion_ids` of its row.
         stop: Index after its last sampled id.
         finish: Why sampling stopped.
         results: The answers to its tool calls, in call order; empty for a final answer.
         seconds: Time spent sampling.
+        row: Index of its row in `Trajectory.rows`.
         listed_reward: The turn's entry of a list from `get_reward`.
     """
 
@@ -165,6 +174,7 @@ class Turn:
     finish: FinishReason
     results: tuple[ToolResult, ...] = ()
     seconds: float = 0.0
+    row: int = 0
     listed_reward: float | None = None
 
     @property
@@ -183,12 +193,25 @@ class Failure:
     traceback: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the model read in one go: a prompt, then sampled ids and suffixes; see `Trajectory` for the fields."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+
+
 @dataclass(slots=True)
 class Trajectory:
     """A finished episode as a stream of tokens whose origin is known.
 
     `completion_ids`, `loss_mask` and `logprobs` have one entry a token. The mask is 1 exactly on sampled ids;
     `logprobs` is 0.0 elsewhere.
+
+    An episode is one row, unless its chat template rewrote earlier turns (`reasoning="fork"`): then it went on in
+    further rows, whose prompts are the rewritten contexts. Every sampled token is in exactly one row.
 
     Attributes:
         task: What the rollout had to do.
@@ -205,7 +228,9 @@ class Trajectory:
         reward: What `get_reward` returned for the episode, None where the environment has none, it does not apply, or
             it was a list, whose entries are in `turn_rewards`.
         failure: The cause of `Outcome.ENV_FAILURE`.
+        retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
+        forks: The rows after the first one, in order.
     """
 
     task: Task
@@ -221,7 +246,14 @@ class Trajectory:
     environment: Any = None
     reward: float | None = None
     failure: Failure | None = None
+    retries: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    forks: list[Row] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of the episode."""
+        return [Row(self.prompt_ids, self.completion_ids, self.loss_mask, self.logprobs), *self.forks]
 
     @property
     def truncated(self) -> bool:
@@ -242,8 +274,8 @@ class Trajectory:
 
     @property
     def sampled_length(self) -> int:
-        """Number of sampled tokens."""
-        return sum(self.loss_mask)
+        """Number of sampled tokens, over all rows."""
+        return sum(sum(row.loss_mask) for row in self.rows)
 
     @property
     def tool_calls(self) -> int:
@@ -254,6 +286,11 @@ class Trajectory:
     def tool_failures(self) -> int:
         """Number of tool calls that failed."""
         return sum(result.failed for turn in self.turns for result in turn.results)
+
+    @property
+    def tool_timeouts(self) -> int:
+        """Number of tool calls that took longer than they may."""
+        return sum(result.timed_out for turn in self.turns for result in turn.results)
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -55,9 +55,14 @@ def _default(field: dataclasses.Field) -> object:
 
 
 INERT = (
-    "vllm_",
-    "sapo_",
-    "vespo_",
+    "vllm_mode",
+    "vllm_model_impl",
+    "vllm_enable",
+    "vllm_server",
+    "vllm_group",
+    "vllm_gpu",
+    "vllm_max",
+    "vllm_tensor",
 )
 """Beginnings of the names that mean nothing as long as what they belong to is refused."""
 

@@ -1,18 +1,23 @@
-"""Known model families: which training template and which response format belong to a chat template.
+"""Known model families: how each writes a turn, and which training template takes the place of its own.
 
-A family is recognised by the markers its template writes and by those it does not write, never by comparing
-whole texts, so a fork with another default prompt or one more space is still recognised. To add a family,
-add its training template to `chat_templates/` and a `Family` to `FAMILIES`; the first match counts.
+A family is recognised by the markers that its chat template writes and by those it does not write, never by comparing
+whole texts, so a fork with another default prompt or one more space is still recognised. To add a family, add a
+`Family` to `FAMILIES`, and a training template to `chat_templates/` where the models' own one is not exact.
 """
 
 from __future__ import annotations
 
 import importlib.resources
 import json
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from agentrl.chat.formats import CallSyntax, Reasoning, TurnFormat
 from agentrl.chat.prefix import Render
+from agentrl.chat.turns import prompt_after_results
+from agentrl.errors import TemplateError
+from agentrl.types import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,66 +26,130 @@ class Family:
 
     Attributes:
         name: Name for messages to the user.
-        training_template: File in `chat_templates/`.
-        response_template: How transformers parses a turn.
         markers: What the chat template must contain.
         foreign: What it must not contain: the markers of relatives with another format.
+        format: How a turn is written.
+        training_template: File in `chat_templates/`; None where the members' own templates are exact or show no tools.
+        facts: What the training template has to know of the member's own: name of a variable, and a pattern whose
+            group is searched in the own rendering of a question.
     """
 
     name: str
-    training_template: str
-    response_template: dict[str, Any]
     markers: tuple[str, ...]
-    foreign: tuple[str, ...]
+    format: TurnFormat
+    foreign: tuple[str, ...] = ()
+    training_template: str | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
-_HERMES_CALLS = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close": "<|im_end|>", "repeats": True, "join": "\n", "content": "text"},
-    },
-}
+_HERMES = TurnFormat(CallSyntax.HERMES)
+_NO_CALLS = TurnFormat(None, reasoning=None)
+_CHATML = ("<|im_start|>", "<|im_end|>")
+_QWEN = ("<tool_call>", "<tool_response>", "<tools>")
+_XML = ("<function=", "<parameter=")
+_DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")
 
-_QWEN_MARKERS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "<tool_response>", "<tools>")
-# Qwen3.5 and later write calls as XML; the VL models have content blocks.
-_QWEN_FOREIGN = ("<function=", "<|vision_start|>")
-
+# The first match counts: a family stands in front of those whose markers are a part of its own.
 FAMILIES = (
     Family(
-        name="Qwen3",
+        "SmolLM3",
+        ("<|im_start|>", "Reasoning Mode: ", "## Custom Instructions"),
+        _HERMES,
+        training_template="smollm3.jinja",
+        facts={"persona": r"## Custom Instructions\n\n((?s:.*?))\n\n<\|im_start\|>"},
+    ),
+    Family("Nemotron 3", (*_CHATML, *_XML, "<name>", "<description>", "</think>"), TurnFormat(CallSyntax.XML)),
+    Family("Qwen3.5", (*_CHATML, *_QWEN, *_XML, "</think>"), TurnFormat(CallSyntax.XML)),
+    Family("Qwen3-VL", (*_CHATML, *_QWEN, "<|vision_start|>"), _HERMES, foreign=_XML),
+    Family(
+        "Qwen3",
+        (*_CHATML, *_QWEN, "</think>", "reasoning_content"),
+        _HERMES,
+        foreign=(*_XML, "<|vision_start|>"),
         training_template="qwen3.jinja",
-        response_template=_HERMES_CALLS,
-        markers=(*_QWEN_MARKERS, "</think>", "reasoning_content"),
-        foreign=_QWEN_FOREIGN,
     ),
     Family(
-        name="Qwen2.5",
+        "Qwen2.5",
+        (*_CHATML, *_QWEN),
+        _HERMES,
+        foreign=(*_XML, "<|vision_start|>", "<think>", "</think>"),
         training_template="qwen2_5.jinja",
-        response_template=_HERMES_CALLS,
-        markers=_QWEN_MARKERS,
-        foreign=(*_QWEN_FOREIGN, "<think>", "</think>"),
     ),
+    Family("Qwen2-VL", (*_CHATML, "<|vision_start|>", "<|image_pad|>"), _NO_CALLS, foreign=_QWEN),
+    Family(
+        "LFM2",
+        (*_CHATML, "<|tool_list_start|>", "<|tool_response_start|>"),
+        TurnFormat(CallSyntax.LFM2, reasoning=None),
+        training_template="lfm2.jinja",
+    ),
+    Family("LFM2.5", (*_CHATML, "<|tool_call_start|>", "<|tool_call_end|>"), TurnFormat(CallSyntax.LFM2)),
+    Family(
+        "Llama 3",
+        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "ipython", '"parameters": '),
+        TurnFormat(CallSyntax.LLAMA, reasoning=None),
+        training_template="llama3.jinja",
+        facts={"date_string": r"Today Date: (.*)\n"},
+    ),
+    Family(
+        "GPT-OSS",
+        ("<|start|>", "<|channel|>analysis<|message|>", "<|channel|>commentary", "<|call|>", "functions."),
+        TurnFormat(CallSyntax.HARMONY, Reasoning(field="thinking")),
+        training_template="gpt_oss.jinja",
+    ),
+    Family(
+        "DeepSeek-V3",
+        (*_DEEPSEEK, "```json"),
+        TurnFormat(CallSyntax.DEEPSEEK),
+        training_template="deepseek_v3.jinja",
+    ),
+    Family(
+        "DeepSeek-V3.1",
+        _DEEPSEEK,
+        TurnFormat(CallSyntax.DEEPSEEK),
+        foreign=("```json",),
+        training_template="deepseek_v3_1.jinja",
+    ),
+    Family(
+        "GLM-4-MoE",
+        ("[gMASK]<sop>", "<|observation|>", "<arg_key>", "<arg_value>"),
+        TurnFormat(CallSyntax.GLM),
+    ),
+    Family(
+        "Gemma 4",
+        ("<|turn>", "<turn|>", "<|tool_call>call:"),
+        TurnFormat(CallSyntax.GEMMA, Reasoning("<|channel>thought\n", "<channel|>")),
+        training_template="gemma4.jinja",
+    ),
+    Family("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _NO_CALLS),
+    Family("Phi-4-mini", ("<|tool|>", "<|/tool|>", "<|end|>"), TurnFormat(CallSyntax.PHI, reasoning=None)),
+    Family("Phi-3", ("<|end|>", "<|assistant|>", "<|user|>"), _NO_CALLS, foreign=("<|tool|>", "<|observation|>")),
+    Family(
+        "Cohere 2",
+        ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+        TurnFormat(CallSyntax.COHERE, Reasoning("<|START_THINKING|>", "<|END_THINKING|>")),
+    ),
+    Family(
+        "Mistral",
+        ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
+        TurnFormat(CallSyntax.MISTRAL, Reasoning("[THINK]", "[/THINK]")),
+    ),
+    Family("LLaVA-NeXT", ("[INST]", "[/INST]", "<image>"), _NO_CALLS, foreign=("[AVAILABLE_TOOLS]",)),
+    Family("SmolVLM", ("<|im_start|>", "<end_of_utterance>", "<image>"), _NO_CALLS),
 )
+
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 def recognise(template: str) -> Family | None:
     """Find the family of a chat template.
 
     Args:
-        template: The template's source.
+        template: The template's source. Its comments do not count.
 
     Returns:
         The family, or None.
     """
+    template = _COMMENT.sub("", template)
     for family in FAMILIES:
         has_markers = all(marker in template for marker in family.markers)
         if has_markers and not any(marker in template for marker in family.foreign):
@@ -89,20 +158,43 @@ def recognise(template: str) -> Family | None:
 
 
 def training_template(family: Family, own: Render) -> str:
-    """Give a family's training template with the default system prompt of one of its members.
+    """Give a family's training template with what it has to know of one of its members.
 
     Args:
-        family: The family.
+        family: The family; it must have a training template.
         own: The member's own template.
 
     Returns:
         Template source.
+
+    Raises:
+        TemplateError: The family has no training template, or the member's own does not show a fact.
     """
+    if family.training_template is None:
+        raise TemplateError(f"There is no training template for {family.name}.")
     folder = importlib.resources.files("agentrl.chat_templates")
     source = folder.joinpath(family.training_template).read_text(encoding="utf-8")
-    system = _default_system(own)
-    default = "none" if system is None else json.dumps(system)
-    return f"{{%- set default_system = {default} -%}}\n{source}"
+    known = {
+        "default_system": _default_system(own),
+        "generation_prompt": own([_QUESTION], None, True).removeprefix(own([_QUESTION], None, False)),
+        "results_prompt": prompt_after_results(own),
+        **{name: _fact(family, name, pattern, own) for name, pattern in family.facts.items()},
+    }
+    values = {name: "none" if value is None else json.dumps(value) for name, value in known.items()}
+    return "".join(f"{{%- set {name} = {value} -%}}\n" for name, value in values.items() if name in source) + source
+
+
+_QUESTION: Message = {"role": "user", "content": "probe"}
+
+
+def _fact(family: Family, name: str, pattern: str, own: Render) -> str:
+    found = re.search(pattern, own([_QUESTION], None, False))
+    if found is None:
+        raise TemplateError(
+            f"The chat template looks like one of {family.name} but does not write {pattern!r}, from which the "
+            f"training template takes `{name}`. Set `tokenizer.chat_template`."
+        )
+    return found.group(1)
 
 
 def _default_system(own: Render) -> str | None:

@@ -2,34 +2,34 @@
 
 Every text gives a turn; nothing raises and nothing the model wrote is run by mistake:
 
-- Reasoning is split off first, so a call inside it is no call. A closing think tag that nothing opened and
-  that stands before the first call ends reasoning that began with the turn.
+- A call inside reasoning is no call. A closing think tag that nothing opened and that stands before the first
+  call ends reasoning that began with the turn.
 - Content is what stands outside of reasoning and calls: its pieces without white space at their ends, joined
   by a newline.
-- Each call is decoded on its own. One that cannot be read becomes a `ToolCall` with `error`; in the message
-  it has an empty name or empty arguments, so that a template can render it and the tool message that answers
-  it.
+- Each call is read on its own. One that cannot be read, or was cut off, becomes a `ToolCall` with `error`; in
+  the message it has an empty name or empty arguments, so that a template can render it and the tool message
+  that answers it.
 - Arguments written as a JSON string instead of an object are decoded again, at most twice; no other type
   passes for an object.
 - The last call of a turn need not be closed: what matters is whether its text is complete.
+
+The time is linear in the text, whatever it is.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.utils.chat_parsing import ResponseParser
-from transformers.utils.chat_parsing.content_parsers import process_field
-
-from agentrl.chat.formats import ResponseFormat, body_and_captures
+from agentrl.chat.calls import syntax_of
+from agentrl.chat.calls.harmony import read_harmony
+from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall, refused
+from agentrl.chat.formats import CallSyntax, Reasoning, TurnFormat
 from agentrl.chat.prefix import call_id
+from agentrl.chat.response_templates import ResponseFormat, read_by_template
 from agentrl.types import Message, ToolCall
-
-_PIECE = 4096
-_SHOWN = 200
-"""Characters of an unreadable call that its error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ParsedTurn:
 
 def parse_turn(
     text: str,
-    form: ResponseFormat,
+    form: TurnFormat | ResponseFormat,
     *,
     prompt: str,
     tools: list[dict[str, Any]] | None = None,
@@ -66,152 +66,109 @@ def parse_turn(
     Returns:
         The message and its calls.
     """
-    prompt += _unopened_reasoning(text, form, prompt)
-    fields, reasoned = _split(text, form, prompt)
-    functions = _functions(text, form, prompt, tools, fields.pop("tool_calls", []))
+    if isinstance(form, ResponseFormat):
+        fields, written = read_by_template(text, form, prompt, tools)
+    else:
+        fields, written = _read(text, form, prompt, tools)
+    message: Message = {"content": "", **fields, "role": "assistant"}
+    if not written:
+        return ParsedTurn(message, [])
     calls = [
-        ToolCall(call_id(first_call + index), function.name, function.arguments, function.error)
-        for index, function in enumerate(functions)
+        ToolCall(call_id(index), call.name, call.arguments, call.error)
+        for index, call in enumerate(written, first_call)
     ]
-    content = fields.get("content")
-    message = {**fields, "role": "assistant", "content": content.strip() if isinstance(content, str) else ""}
-    if reasoned and form.reasoning is not None:
-        message.setdefault(form.reasoning, "")
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in calls
-        ]
+    message["tool_calls"] = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
     return ParsedTurn(message, calls)
 
 
-def _unopened_reasoning(text: str, form: ResponseFormat, prompt: str) -> str:
-    """The tag that is missing in front of a turn which closes reasoning it never opened, else nothing."""
-    field = form.raw.fields[form.reasoning] if form.reasoning is not None else None
-    if field is None or not field.open_literals or not field.close_literals:
-        return ""
-    opening, closing = field.open_literals[0], field.close_literals[0]
-    close = text.find(closing)
-    if close == -1 or opening in text[:close] or prompt.rfind(opening) > prompt.rfind(closing):
-        return ""
-    call = form.calls.open_re.search(text, endpos=close) if form.calls is not None else None
-    return opening if call is None else ""
+def _read(text: str, form: TurnFormat, prompt: str, tools: Schemas) -> tuple[dict[str, str], list[WrittenCall]]:
+    """The fields of a turn, and its calls."""
+    if form.calls is CallSyntax.HARMONY:
+        content, thoughts, calls = read_harmony(prompt, text)
+    else:
+        content, thoughts, calls = _scan(Text(text), form, prompt, tools)
+    fields = {"content": _join(content)}
+    if thoughts and form.reasoning is not None:
+        fields[form.reasoning.field] = _join(thoughts)
+    return fields, calls
 
 
-def _split(text: str, form: ResponseFormat, prompt: str) -> tuple[dict[str, Any], bool]:
-    """The fields of a turn with raw calls, and whether it has a reasoning block."""
+def _scan(text: Text, form: TurnFormat, prompt: str, tools: Schemas) -> tuple[list[str], list[str], list[WrittenCall]]:
+    """Go through a turn from mark to mark: pieces of content, pieces of reasoning, calls."""
+    marks = _marks(form)
+    content: list[str] = []
+    thoughts: list[str] = []
+    calls: list[WrittenCall] = []
+    position = 0
+    if marks.reasoning is not None and _begins_in_reasoning(text, marks, marks.reasoning, prompt):
+        position = _take_reasoning(text, marks.reasoning, 0, thoughts)
+    while (mark := marks.pattern.search(text.text, position)) is not None:
+        content.append(text.text[position : mark.start()])
+        literal = mark.group()
+        if marks.reasoning is not None and literal == marks.reasoning.opening:
+            position = _take_reasoning(text, marks.reasoning, mark.end(), thoughts)
+        elif marks.syntax is None or literal in marks.syntax.framing:
+            position = mark.end()
+        else:
+            read, position = _read_calls(text, marks.syntax, mark, tools)
+            calls += read
+    content.append(text.text[position:])
+    return content, thoughts, calls
+
+
+def _read_calls(text: Text, syntax: Syntax, mark: re.Match[str], tools: Schemas) -> tuple[list[WrittenCall], int]:
+    """Read what a mark opened; a call that cannot be read ends where the syntax says."""
     try:
-        parser = ResponseParser(form.raw, prefix=prompt)
-        events = parser.initial_events
-        # The parser looks for every marker up to the end of what it has; in pieces it takes linear time.
-        for start in range(0, len(text), _PIECE):
-            events += parser.feed(text[start : start + _PIECE])
-        fields, last = parser.finalize()
-    except (ValueError, KeyError):
-        # Only a template of the user's own can demand a field; then the turn is content and nothing else.
-        return {"content": text}, False
-    opened = (event["field"] for event in (*events, *last) if event["type"] == "region_open")
-    return fields, form.reasoning in opened
+        return syntax.read(text, mark, tools)
+    except Unreadable as error:
+        stop, closed = syntax.skip(text, mark.end())
+        reason = str(error)
+        if not closed and syntax.closing is not None and syntax.closing not in reason:
+            reason = f"it is cut off before {syntax.closing}; {reason}"
+        body = text.text[mark.end() : stop].removesuffix(syntax.closing or "")
+        return [refused(reason, body, error.name)], stop
+
+
+def _take_reasoning(text: Text, reasoning: Reasoning, start: int, thoughts: list[str]) -> int:
+    """Collect a block of reasoning; without an end it takes all the rest."""
+    end = text.find(reasoning.closing, start)
+    thoughts.append(text.text[start : len(text.text) if end == -1 else end])
+    return len(text.text) if end == -1 else end + len(reasoning.closing)
+
+
+def _begins_in_reasoning(text: Text, marks: _Marks, reasoning: Reasoning, prompt: str) -> bool:
+    """Whether the prompt opened reasoning, or the turn closes reasoning that it never opened."""
+    if prompt.rfind(reasoning.opening) > prompt.rfind(reasoning.closing):
+        return True
+    close = text.find(reasoning.closing, 0)
+    if close == -1:
+        return False
+    # Framing in front of it decides nothing; the first opening of reasoning or of a call does.
+    framing = () if marks.syntax is None else marks.syntax.framing
+    opened = (mark for mark in marks.pattern.finditer(text.text, 0, close) if mark.group() not in framing)
+    return next(opened, None) is None
 
 
 @dataclass(frozen=True, slots=True)
-class _Function:
-    name: str
-    arguments: dict[str, Any]
-    error: str | None = None
+class _Marks:
+    """What to look for in a turn, in one pattern without groups."""
+
+    pattern: re.Pattern[str]
+    reasoning: Reasoning | None
+    syntax: Syntax | None
 
 
-def _functions(
-    text: str,
-    form: ResponseFormat,
-    prompt: str,
-    tools: list[dict[str, Any]] | None,
-    raw_calls: list[dict[str, str]],
-) -> list[_Function]:
-    """Decode the calls of a turn."""
-    if form.calls is None or not raw_calls:
-        return []
-    if form.calls.content != "json":
-        typed = _typed_calls(text, form, prompt, tools)
-        if typed is not None:
-            return [_read_call(call, "") for call in typed]
-    return [function for raw_call in raw_calls for function in _decode(raw_call, form)]
+@functools.lru_cache(maxsize=64)
+def _marks(form: TurnFormat) -> _Marks:
+    syntax = None if form.calls is None else syntax_of(form.calls)
+    literals = [] if form.reasoning is None else [form.reasoning.opening]
+    patterns = [re.escape(literal) for literal in (*literals, *(syntax.framing if syntax is not None else ()))]
+    patterns += [] if syntax is None else [syntax.opening]
+    return _Marks(re.compile("|".join(patterns) or "(?!)"), form.reasoning, syntax)
 
 
-def _typed_calls(text: str, form: ResponseFormat, prompt: str, tools: list[dict[str, Any]] | None) -> list[Any] | None:
-    """The calls as transformers reads them, with argument types from the tool schemas; None if it cannot."""
-    try:
-        parser = ResponseParser(form.typed, prefix=prompt, tools=list(tools or []))
-        parser.feed(text)
-        calls = parser.finalize()[0].get("tool_calls")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if isinstance(calls, dict):
-        return [calls]
-    # `repeats` collects what each region gave; a region can hold a list of calls.
-    return [call for item in calls or [] for call in (item if isinstance(item, list) else [item])]
-
-
-def _decode(raw_call: dict[str, str], form: ResponseFormat) -> list[_Function]:
-    """Decode the text between the markers of a call."""
-    body, captures = body_and_captures(raw_call)
-    if form.calls is None:
-        return []
-    try:
-        value = process_field(body, form.calls, captures)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = "it has no name or no arguments" if isinstance(error, KeyError) else _first_line(error)
-        return [_Function(captures.get("name", ""), {}, _unreadable(reason, body))]
-    return [_read_call(call, body) for call in (value if isinstance(value, list) else [value])]
-
-
-def _read_call(call: Any, body: str) -> _Function:
-    """Check that a decoded call has a name and named arguments."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return _Function("", {}, _unreadable("it is not an object with `name` and `arguments`", body))
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        return _Function("", {}, _unreadable("it has no `name` that is a string", body))
-    arguments = _decode_string(function.get("arguments"))
-    if not isinstance(arguments, dict):
-        return _Function(name, {}, _unreadable("its `arguments` are missing or not an object", body))
-    if _has_lone_surrogate(name) or _has_lone_surrogate(arguments):
-        return _Function("", {}, _unreadable("it has an escape that stands for half a character", body))
-    return _Function(name, arguments)
-
-
-def _decode_string(arguments: Any) -> Any:
-    for _ in range(2):
-        if not isinstance(arguments, str):
-            break
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            break
-    return arguments
-
-
-def _has_lone_surrogate(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _unreadable(reason: str, body: str) -> str:
-    shown = body.strip()
-    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
-    return f"This tool call cannot be read: {reason}." + (f" It was: {shown}" if shown else "")
-
-
-def _first_line(error: Exception) -> str:
-    cause = error.__cause__ if isinstance(error.__cause__, json.JSONDecodeError) else None
-    if cause is not None:
-        return f"it is not valid JSON ({cause.msg} at character {cause.pos})"
-    return str(error).split("\n", 1)[0] or type(error).__name__
+def _join(pieces: list[str]) -> str:
+    return "\n".join(stripped for piece in pieces if (stripped := piece.strip()))

@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.chat.messages import REASONING_FIELDS
 from agentrl.errors import TemplateError
 from agentrl.types import Message
 
 Render = Callable[[list[Message], list[dict[str, Any]] | None, bool], str]
 """Messages, tools and whether to add the generation prompt, to text."""
+
+_SHOWN = 160
+"""Characters of a rendering that an error shows."""
 
 
 def tool_schema(name: str) -> dict[str, Any]:
@@ -119,7 +123,7 @@ class Break:
     def __str__(self) -> str:
         return (
             f"the rendering of message {self.index} ({self.role}) changes when the conversation goes on.\n"
-            f"  before: …{self.before[:160]!r}\n  after:  …{self.after[:160]!r}"
+            f"  before: …{self.before[:_SHOWN]!r}\n  after:  …{self.after[:_SHOWN]!r}"
         )
 
 
@@ -178,59 +182,91 @@ def check_prefix_preserving(render: Render) -> None:
     Raises:
         TemplateError: It is not; names the message whose rendering changed and shows both renderings.
     """
-    tools = [tool_schema("probe_called")]
-    for messages in tool_conversations(_thoughts(render)):
-        found = first_break(render, messages, tools)
+    for messages in tool_conversations(render):
+        found = first_break(render, messages, PROBE_TOOLS)
         if found is not None:
-            roles = ", ".join(message["role"] for message in messages)
-            raise TemplateError(f"In a conversation of {roles}, {found}")
+            raise TemplateError(describe_break(messages, found))
 
 
-def _thoughts(render: Render) -> tuple[str, ...]:
-    """Where a sampled turn can have reasoning, seen from what the generation prompt has already written."""
-    question = [{"role": "user", "content": "probe"}]
-    header = render(question, None, True).removeprefix(render(question, None, False))
-    if "</think>" in header:
-        return ("none",)
-    return ("field", "inline") if "<think>" in header else ("none", "field", "inline")
-
-
-def tool_conversations(thoughts: tuple[str, ...]) -> Iterator[list[Message]]:
-    """Generate conversations with tool rounds of every shape.
+def describe_break(messages: list[Message], found: Break) -> str:
+    """Say where which conversation broke.
 
     Args:
-        thoughts: Where turns have reasoning: "none", "field" (`reasoning_content`) or "inline" (in the
-            content).
+        messages: The conversation.
+        found: The break.
+
+    Returns:
+        One sentence and the two renderings.
+    """
+    return f"In a conversation of {', '.join(message['role'] for message in messages)}, {found}"
+
+
+PROBE_TOOLS = [tool_schema("probe_called"), tool_schema("probe_other")]
+"""The tools that are declared in the conversations of `tool_conversations`."""
+
+_SYSTEM: list[Message] = [{"role": "system", "content": "Be brief."}]
+_SHAPES: tuple[tuple[list[Message], str, tuple[int, ...]], ...] = (
+    (_SYSTEM, "Let me see.", ()),
+    ([], "Let me see.", (1,)),
+    (_SYSTEM, "", (1,)),
+    ([], "", (2,)),
+    (_SYSTEM, "Zürich, 東京 🙂", (1, 2)),
+    ([], "", (3, 1)),
+    ([], "One.\n\nTwo words, " + "and more " * 99 + "end.", (1, 1, 1)),
+    (_SYSTEM, "", (1, 1, 2)),
+)
+"""System prompt, content of the turns, and the number of calls in each tool round."""
+_RESULTS = ("7", '{"price": [1, null], "note": "é <b>"}', "", " two words \n", "東京 🙂\n\nend", "long " * 99 + "end")
+"""Contents of tool results; those of one conversation differ."""
+
+
+def tool_conversations(render: Render) -> Iterator[list[Message]]:
+    """Generate conversations of every shape that an episode can have.
+
+    Args:
+        render: The template. It decides where turns can have reasoning.
 
     Yields:
-        Conversations of one or two rounds, each with one or several calls, with and without content, all
-        with a final answer.
+        Conversations of zero to three tool rounds, each with one or several calls, with and without a system
+        prompt, content and reasoning, with short, long, empty and non-ASCII texts, all with a final answer.
     """
-    for thought in thoughts:
-        for content in ("", "Let me see."):
-            for rounds in ((1,), (2,), (1, 2), (3, 1)):
-                yield _conversation(thought, content, rounds)
+    for index, thoughts in enumerate(_thoughts(render)):
+        for system, content, rounds in _SHAPES[1::2] if index else _SHAPES:
+            yield _conversation(thoughts, system, content, rounds)
 
 
-def _conversation(thought: str, content: str, rounds: tuple[int, ...]) -> list[Message]:
-    messages: list[Message] = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "How much?"},
-    ]
+def _thoughts(render: Render) -> list[tuple[str, ...]]:
+    """Where the turns of a conversation can have reasoning, in turns, given what the generation prompt has written.
+
+    A turn has "none", a "field" (`reasoning_content` and its other names), or writes it "inline".
+    """
+    question: list[Message] = [{"role": "user", "content": "probe"}]
+    header = render(question, None, True).removeprefix(render(question, None, False))
+    if "</think>" in header:
+        return [("none",)]
+    if "<think>" in header:
+        return [("field",), ("inline",)]
+    return [("none",), ("field",), ("inline",), ("none", "field")]
+
+
+def _conversation(
+    thoughts: tuple[str, ...], system: list[Message], content: str, rounds: tuple[int, ...]
+) -> list[Message]:
+    messages: list[Message] = [*system, {"role": "user", "content": "How much?"}]
     number = 0
-    for calls in rounds:
+    for index, calls in enumerate(rounds):
         numbers = range(number, number + calls)
-        made = [tool_call(index, "probe_called", {"key": f"v{index}"}) for index in numbers]
-        messages.append({**_turn(thought, content), "tool_calls": made})
-        for index in numbers:
-            result = {"role": "tool", "name": "probe_called", "tool_call_id": call_id(index)}
-            messages.append({**result, "content": f"r{index}"})
+        made = [tool_call(call, "probe_called", {"key": f"v{call}"}) for call in numbers]
+        messages.append({**_turn(thoughts[index % len(thoughts)], content), "tool_calls": made})
+        for call in numbers:
+            result = {"role": "tool", "name": "probe_called", "tool_call_id": call_id(call)}
+            messages.append({**result, "content": f"{_RESULTS[call % len(_RESULTS)]}"})
         number += calls
-    return [*messages, _turn(thought, "Seven.")]
+    return [*messages, _turn(thoughts[len(rounds) % len(thoughts)], "Seven.")]
 
 
 def _turn(thought: str, content: str) -> Message:
     if thought == "inline":
         content = f"<think>\nbecause\n</think>\n\n{content}"
-    reasoning = {"reasoning_content": "because"} if thought == "field" else {}
+    reasoning = dict.fromkeys(REASONING_FIELDS, "because") if thought == "field" else {}
     return {"role": "assistant", "content": content, **reasoning}

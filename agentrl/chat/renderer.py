@@ -13,20 +13,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.chat.families import recognise
-from agentrl.chat.formats import ResponseFormat, derive_response_template, load_format
-from agentrl.chat.messages import REASONING_FIELDS, clean_messages
+from agentrl.chat.derivation import find_format
+from agentrl.chat.forks import Continuation, continue_or_fork
+from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
-from agentrl.chat.prefix import tool_schema
-from agentrl.chat.template import Template, exact_template, own_template
-from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn, find_turn_end
+from agentrl.chat.repair import Choice, exact_template, forking_template
+from agentrl.chat.suffixes import SuffixRule
+from agentrl.chat.template import Template, own_template
+from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
 from agentrl.types import Message, Prompt
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""
-_QUESTION: Message = {"role": "user", "content": "stand-in"}
-_TOOLS = [tool_schema("stand_in")]
 
 
 class Renderer:
@@ -34,6 +33,7 @@ class Renderer:
 
     Attributes:
         stop_ids: Ids that end a turn: the tokenizer's EOS, `eos_ids`, and the template's end-of-turn token.
+        choice: Which template is used and why; None without tools, where it is the tokenizer's own.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Renderer:
         template_kwargs: dict[str, Any] | None = None,
         tools: bool = False,
         eos_ids: Iterable[int] = (),
+        reasoning: str = "keep",
     ) -> None:
         """Make a renderer.
 
@@ -53,33 +54,49 @@ class Renderer:
                 tokenizer's own is not, the training template of its family takes its place.
             eos_ids: Further ids that end a turn, such as those of the model's generation config. A role
                 marker that ends turns has to be among them (or be the tokenizer's EOS).
+            reasoning: What becomes of earlier turns that the tokenizer's own template would rewrite, as many drop
+                their reasoning. "keep": the row keeps them as they were sampled. "fork": the model sees what the
+                template makes of them, in a new row.
 
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
         self._tokenizer = tokenizer
         own = own_template(tokenizer, template_kwargs or {}, tools)
-        self._template = exact_template(own) if tools else own
+        self._forks = reasoning == "fork"
+        choose = forking_template if self._forks else exact_template
+        self.choice: Choice | None = choose(own) if tools else None
+        self._template = own if self.choice is None else self.choice.template
         self._end = None if self._template is None else find_turn_end(tokenizer, self._template.render)
-        if tools and self._end is None:
-            raise _no_end_of_turn()
-        end_ids = () if self._end is None or self._end.id is None else (self._end.id,)
+        end_ids = frozenset[int]() if self._end is None else self._end.ids
         eos_id = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_ids: frozenset[int] = frozenset((*eos_id, *end_ids, *eos_ids))
         self._prompt = "" if self._template is None else self._template.generation_prompt
-        self._format = None if self._template is None else _find_format(self._template, self._end)
-        if tools and (self._format is None or self._format.calls is None):
+        self._results_prompt = prompt_after_results(self._template.render) if tools and self._template else ""
+        self._format = (
+            None
+            if self._template is None
+            else find_format(self._template, None if self._end is None else self._end.text)
+        )
+        if tools and not self.reads_calls:
             raise TemplateError(
-                "It is not known how this model writes tool calls: its chat template is of no known family "
-                "and does not write them as JSON objects between fixed markers. Set "
+                "It is not known how this model writes tool calls: its chat template is of no known family, "
+                "and no known format reads back the calls that it renders. Set "
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
-        self._added_tokens = added_tokens(tokenizer)
+        self._suffixes = None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
         self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
-        self._turns: dict[tuple[str, bool], str] = {}
-        self._suffixes: dict[tuple[int, str, str, bool], tuple[int, ...]] = {}
         self._decode = _decoder(tokenizer)
-        self._encode_after = partial(_encode_after, tokenizer)
+
+    @property
+    def end_of_turn(self) -> str | None:
+        """The token that ends a turn in the template, None where there is none or the next role's marker does it."""
+        return None if self._end is None else self._end.text
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether it is known how the model writes calls."""
+        return self._format is not None and self._format.calls is not None
 
     def prompt_ids(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> list[int]:
         """Encode a prompt.
@@ -143,41 +160,53 @@ class Renderer:
         Raises:
             TemplateError: The template cannot render the messages, or has no end of turn.
         """
-        if self._template is None or self._end is None:
-            raise _no_end_of_turn()
-        turn = _stand_in(assistant)
-        # Environments often give the same few answers, and then this is all that a suffix costs.
-        key = (last_id, repr(turn), repr(results), tools is not None)
-        if (known := self._suffixes.get(key)) is None:
-            known = self._render_suffix(self._end, last_id, [_QUESTION, turn], results, _TOOLS if tools else None)
-            self._suffixes[key] = known
-            if len(self._suffixes) > _CACHED:
-                del self._suffixes[next(iter(self._suffixes))]
-        return list(known)
+        if self._suffixes is None:
+            raise no_end_of_turn()
+        return self._suffixes.ids(last_id, assistant, results, tools is not None and len(tools) > 0)
 
-    def _render_suffix(
+    def continuation(
         self,
-        end: TurnEnd,
-        last_id: int,
-        history: list[Message],
+        prompt: Prompt,
+        completion: list[Message],
         results: list[Message],
+        sampled: list[int],
         tools: list[dict[str, Any]] | None,
-    ) -> tuple[int, ...]:
-        """Render a stand-in conversation with and without the results, and encode what they add to it."""
-        assert self._template is not None
-        grown = self._template.render_quickly([*history, *results], tools, True)
-        text = cut_after_turn(self._turn_text(history, tools), grown, end, last_id, self._added_tokens)
-        return self._encode_after(end.anchor, text)
+    ) -> Continuation:
+        """Encode what comes after a sampled turn: a suffix, or a new row where the template rewrites the old one.
 
-    def _turn_text(self, history: list[Message], tools: list[dict[str, Any]] | None) -> str:
-        """Render a stand-in turn without what follows, or take it from the cache."""
-        assert self._template is not None
-        key = (repr(history[-1]), tools is not None)
-        if key not in self._turns:
-            self._turns[key] = self._template.render(history, tools, False)
-            if len(self._turns) > _CACHED:
-                del self._turns[next(iter(self._turns))]
-        return self._turns[key]
+        Args:
+            prompt: The prompt of the episode.
+            completion: The messages after it; the last is the sampled turn.
+            results: The messages that answer that turn.
+            sampled: The ids of that turn, with the stop id that ended it.
+            tools: Tool schemas.
+
+        Returns:
+            The ids. With `reasoning="keep"` they are always a suffix.
+
+        Raises:
+            TemplateError: The template cannot render the messages, or not those of this prompt again.
+        """
+        if not self._forks:
+            suffix = self.suffix_ids(sampled[-1], completion[-1], results, tools)
+            return Continuation(suffix, len(suffix))
+        if self._template is None or self._end is None or self._suffixes is None:
+            raise no_end_of_turn()
+        if isinstance(prompt, str) or (prompt and prompt[-1]["role"] == "assistant"):
+            raise TemplateError(
+                "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
+                'round. Give messages that end with another role, or set reasoning="keep".'
+            )
+        return continue_or_fork(
+            self._template,
+            self._end,
+            self._suffixes,
+            [*prompt, *completion],
+            results,
+            tools,
+            sampled=self._decode(sampled[:-1]),
+            last_id=sampled[-1],
+        )
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
         """Read a sampled turn; see `agentrl.chat.parsing` for the rules.
@@ -195,7 +224,9 @@ class Renderer:
         text = self._decode(ids)
         if self._format is None:
             return ParsedTurn({"role": "assistant", "content": text.strip()}, [])
-        return parse_turn(text, self._format, prompt=self._prompt, tools=tools, first_call=first_call)
+        # Some templates open a thought only in front of a first turn: one that answers results goes on with the last.
+        prompt = self._results_prompt if first_call else self._prompt
+        return parse_turn(text, self._format, prompt=prompt, tools=tools, first_call=first_call)
 
     def text(self, ids: list[int]) -> str:
         """Decode ids without special tokens, for the completion of a text prompt.
@@ -209,55 +240,9 @@ class Renderer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _no_end_of_turn() -> TemplateError:
-    return TemplateError(
-        "The chat template writes no special token that ends a turn of the assistant, so it is not known "
-        "where sampling stops and what follows. Set `tokenizer.chat_template` to one that does."
-    )
-
-
-def _find_format(template: Template, end: TurnEnd | None) -> ResponseFormat | None:
-    """The tokenizer's own response template, else the family's, else one found by rendering calls."""
-    own = getattr(template.tokenizer, "response_template", None)
-    if own is not None:
-        return load_format(own)
-    family = recognise(template.source)
-    if family is not None:
-        return load_format(family.response_template)
-    try:
-        derived = derive_response_template(template.render, None if end is None else end.text)
-    except TemplateError:
-        # A template without tools may raise on calls.
-        return None
-    return None if derived is None else load_format(derived)
-
-
-def _stand_in(assistant: Message) -> Message:
-    """A short turn of the same shape: what the rendering of the results can depend on."""
-    reasoning = {name: assistant[name] and "r" for name in REASONING_FIELDS if assistant.get(name) is not None}
-    turn = {"role": "assistant", "content": "c" if assistant.get("content") else "", **reasoning}
-    calls = assistant.get("tool_calls")
-    if not calls:
-        return turn
-    return {**turn, "tool_calls": [_stand_in_call(call) for call in calls]}
-
-
-def _stand_in_call(call: dict[str, Any]) -> dict[str, Any]:
-    name = call.get("function", call).get("name")
-    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
-
-
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
     """Decode with special tokens and nothing cleaned up; straight from the backend, which is much quicker."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return partial(backend.decode, skip_special_tokens=False)
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-
-def _encode_after(tokenizer: PreTrainedTokenizerBase, stop_id: int, text: str) -> tuple[int, ...]:
-    """Encode text that follows a stop token, so that it is tokenised as within a whole conversation."""
-    stop_text = tokenizer.convert_ids_to_tokens(stop_id)
-    ids = tokenizer(f"{stop_text}{text}", add_special_tokens=False, padding=False)["input_ids"]
-    # Some tokenizers put a space in front of the text, hence no fixed place.
-    return tuple(ids[ids.index(stop_id) + 1 :])

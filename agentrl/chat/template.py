@@ -1,4 +1,4 @@
-"""A chat template of a tokenizer, and the choice of one that is exact for tool rounds."""
+"""A chat template of a tokenizer, rendered as transformers does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import jinja2
+import jinja2.nodes
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.chat.families import recognise, training_template
 from agentrl.chat.messages import REASONING_FIELDS, ArgumentForm, to_template
-from agentrl.chat.prefix import check_prefix_preserving, missing_tool_parts, tool_call, tool_schema
+from agentrl.chat.prefix import tool_call, tool_schema
 from agentrl.errors import TemplateError
 from agentrl.types import Message
 
@@ -125,6 +125,17 @@ class Template:
             ) from error
         return str(text)
 
+    def literals(self) -> list[str]:
+        """Give all strings that the source compares, joins or splits with, each once.
+
+        Raises:
+            TemplateError: The template cannot be read without transformers.
+        """
+        if self._compiled is None:
+            raise TemplateError("The chat template could not be compiled as transformers does.")
+        constants = self._compiled.environment.parse(self.source).find_all(jinja2.nodes.Const)
+        return list(dict.fromkeys(node.value for node in constants if isinstance(node.value, str)))
+
     @property
     def generation_prompt(self) -> str:
         """What the template writes in front of a turn of the assistant."""
@@ -167,55 +178,3 @@ def own_template(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any
     # Only whether there are tools counts here, not which.
     source = tokenizer.get_chat_template(tools=[{}] if tools else None)
     return Template(tokenizer, source, variables)
-
-
-def exact_template(own: Template | None) -> Template:
-    """Choose a template that is exact for tool rounds.
-
-    Args:
-        own: The tokenizer's own template.
-
-    Returns:
-        The own template where it is exact, else the training template of its family.
-
-    Raises:
-        TemplateError: Neither is; says what is wrong with the own one.
-    """
-    if own is None:
-        raise TemplateError("The tokenizer has no chat template. Set `tokenizer.chat_template`.")
-    problem = _problem(own)
-    if problem is None:
-        return own
-    family = recognise(own.source)
-    if family is None:
-        raise TemplateError(
-            f"The tokenizer's chat template cannot be used with tools: {problem}\nIts family is not known, "
-            "so there is no training template for it. Set `tokenizer.chat_template` to a template that keeps "
-            "earlier turns."
-        )
-    trained = Template(own.tokenizer, training_template(family, own.render), own.variables)
-    if trained.generation_prompt != own.generation_prompt:
-        problem += (
-            f"\nThe training template of {family.name} begins a turn with "
-            f"{trained.generation_prompt!r}, the own one with {own.generation_prompt!r}."
-        )
-    elif (other := _problem(trained)) is not None:
-        problem += f"\nThe training template of {family.name} does not help: {other}"
-    else:
-        return trained
-    raise TemplateError(
-        f"The tokenizer's chat template cannot be used with tools: {problem}\nSet `tokenizer.chat_template` "
-        "to a template that keeps earlier turns."
-    )
-
-
-def _problem(template: Template) -> str | None:
-    """Why a template is not exact for tool rounds, None where it is."""
-    try:
-        missing = missing_tool_parts(template.render)
-        if missing:
-            return f"it does not show {', '.join(missing)}."
-        check_prefix_preserving(template.render)
-    except TemplateError as error:
-        return str(error)
-    return None

@@ -71,7 +71,8 @@ class Generator(Protocol):
 
         Args:
             session: Names the rollout. A generator may keep its KV between turns.
-            ids: The whole row so far; it extends the row of the session's previous turn.
+            ids: The whole row so far. It extends the row of the session's previous turn, unless the chat template
+                rewrote that (`reasoning="fork"`): then it has only its beginning in common with it.
             params: How to draw.
 
         Raises:

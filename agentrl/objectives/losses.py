@@ -1,15 +1,11 @@
-"""Policy-gradient losses over flat tokens, and how they become one scalar for the backward pass.
+"""Policy-gradient losses over flat tokens: from log-ratios and advantages to one loss a token (or a row).
 
-A loss function maps log-ratios and advantages to one loss per token (or per row); an aggregation divides the
-sum by what the loss type divides by, counted over a whole optimizer step. Any split of the rows of a step
-into micro-batches and processes therefore gives the same gradient ("bnpo" excepted, whose definition is
-local).
+How these losses become one scalar is the business of `aggregation`; what they are weighted by because another engine
+sampled the tokens, that of `importance`; which tokens they are restricted to, that of `selection`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,40 +17,30 @@ IMPORTANCE_LEVELS = ("token", "sequence")
 """Whether each token has its own importance ratio or shares that of its row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Denominators:
-    """What an optimizer step holds, counted over all its micro-batches on all processes.
-
-    The losses of a step's micro-batches add up, and distributed training averages over processes; the factor
-    `world_size` undoes that average, so that the result is the sum over the step divided by these counts.
-
-    Attributes:
-        rows: Rows with at least one trained token.
-        tokens: Trained tokens.
-        micro_batches: Micro-batches with at least one trained token.
-        world_size: Processes whose gradients are averaged.
-    """
-
-    rows: int
-    tokens: int
-    micro_batches: int = 1
-    world_size: int = 1
-
-
 class Surrogate(NamedTuple):
-    """A clipped loss and where clipping took the gradient away; one entry a token, or a row for `rloo_loss`.
+    """A clipped loss and where clipping acted; one entry a token, or a row for `rloo_loss`.
 
     Attributes:
         loss: The loss, to be minimised.
-        ratio: The importance ratio, differentiable.
-        clipped_low: Ratio below 1 - epsilon_low at a negative advantage.
-        clipped_high: Ratio above 1 + epsilon_high at a positive advantage.
+        clipped_low: Ratio below the lower bound at a negative advantage.
+        clipped_high: Ratio above the upper bound at a positive advantage.
     """
 
     loss: Tensor
-    ratio: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
+
+
+class WeightedLoss(NamedTuple):
+    """A loss of REINFORCE with a constant weight, one entry a token.
+
+    Attributes:
+        loss: -weight x advantage x log pi, to be minimised.
+        weight: The weight; no gradient.
+    """
+
+    loss: Tensor
+    weight: Tensor
 
 
 def log_ratios(logps_N: Tensor, old_logps_N: Tensor | None, row_N: Tensor, rows: int, level: str = "token") -> Tensor:
@@ -96,7 +82,7 @@ def clipped_surrogate(
 
     Different bounds are those of DAPO (Yu et al. 2025, https://arxiv.org/abs/2503.14476). With `delta` the
     first r is min(r, delta), which bounds the loss of a negative advantage at a large ratio (Prime Intellect
-    2025, INTELLECT-2, https://arxiv.org/abs/2505.07291).
+    2025, INTELLECT-2, https://arxiv.org/abs/2505.07291, two-sided clipping).
 
     Args:
         log_ratio: Per token (N,) or per row (R,).
@@ -110,10 +96,91 @@ def clipped_surrogate(
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     return Surrogate(
         loss=-torch.minimum(bounded * advantages, clipped * advantages),
-        ratio=ratio,
         clipped_low=(ratio < 1 - epsilon_low) & (advantages < 0),
         clipped_high=(ratio > 1 + epsilon_high) & (advantages > 0),
     )
+
+
+def cispo_loss(logps_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor, epsilon_max: float) -> Surrogate:
+    """REINFORCE whose importance weight is clipped, so that no token loses its gradient.
+
+        l = -sg(min(r, epsilon_max)) A log pi,   r = exp(log_ratio)
+
+    CISPO (MiniMax 2025, MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.1) without its lower bound,
+    which the paper leaves unused, in the notation of ScaleRL (Khatri et al. 2025,
+    https://arxiv.org/abs/2510.13786): the bound is a value of the ratio, not a distance from 1.
+
+    Args:
+        logps_N: Logprobs under the policy, (N,).
+        log_ratio_N: Log-ratios, of either level, (N,).
+        advantages_N: Advantages, (N,).
+        epsilon_max: Largest weight, > 0.
+
+    Returns:
+        The loss; `clipped_high` is where the weight was clipped at a positive advantage, `clipped_low` nowhere.
+    """
+    ratio_N = log_ratio_N.detach().exp()
+    clipped_N = (ratio_N > epsilon_max) & (advantages_N > 0)
+    loss_N = -ratio_N.clamp(max=epsilon_max) * advantages_N * logps_N
+    return Surrogate(loss_N, clipped_low=torch.zeros_like(clipped_N), clipped_high=clipped_N)
+
+
+def sapo_loss(log_ratio_N: Tensor, advantages_N: Tensor, temperature_pos: float, temperature_neg: float) -> Tensor:
+    """A smooth gate in the place of clipping.
+
+        l = -f(r) A,   f(r) = 4 / tau sigmoid(tau (r - 1)),   tau = tau_pos if A > 0 else tau_neg
+
+    At r = 1 the gate has slope 1, as the ratio itself; the slope fades on both sides (Gao et al. 2025, Soft
+    Adaptive Policy Optimization, https://arxiv.org/abs/2511.20347).
+
+    Args:
+        log_ratio_N: Log-ratios, of either level, (N,).
+        advantages_N: Advantages, (N,).
+        temperature_pos: tau_pos, > 0.
+        temperature_neg: tau_neg, > 0; the larger, the faster the slope fades.
+
+    Returns:
+        (N,).
+    """
+    tau_N = torch.full_like(log_ratio_N, temperature_neg).masked_fill(advantages_N > 0, temperature_pos)
+    return -(4 / tau_N) * torch.sigmoid(tau_N * (log_ratio_N.exp() - 1)) * advantages_N
+
+
+def vespo_loss(
+    logps_N: Tensor,
+    log_weight_R: Tensor,
+    advantages_N: Tensor,
+    row_N: Tensor,
+    *,
+    k_pos: float,
+    lambda_pos: float,
+    k_neg: float,
+    lambda_neg: float,
+) -> WeightedLoss:
+    """REINFORCE with a smooth weight of the importance weight of the whole row.
+
+        l = -sg(phi(w)) A log pi,   phi(w) = w^k exp(lambda (1 - w))
+
+    where w is the importance weight of the row, the product over its tokens, without normalisation by length;
+    k and lambda depend on the sign of A. phi(1) = 1 (Shen et al. 2026, VESPO, https://arxiv.org/abs/2602.10693).
+
+    Args:
+        logps_N: Logprobs under the policy, (N,).
+        log_weight_R: Log of the importance weight of each row, -inf for a row that is left out, (R,).
+        advantages_N: Advantages, (N,).
+        row_N: Row of each token, int64 (N,).
+        k_pos: k at advantages >= 0, > 0: how fast phi falls towards w = 0.
+        lambda_pos: lambda there, > 0: how fast phi falls towards large w.
+        k_neg: k at negative advantages, > 0.
+        lambda_neg: lambda there, > 0.
+    """
+    log_w_N = log_weight_R.detach()[row_N]
+    positive_N = advantages_N >= 0
+    k_N = torch.full_like(log_w_N, k_neg).masked_fill(positive_N, k_pos)
+    lambda_N = torch.full_like(log_w_N, lambda_neg).masked_fill(positive_N, lambda_pos)
+    # In log space: where w overflows, phi is exp(-inf) = 0 as it should be.
+    phi_N = (k_N * log_w_N + lambda_N * (1 - log_w_N.exp())).exp()
+    return WeightedLoss(-phi_N * advantages_N * logps_N, phi_N)
 
 
 def rloo_loss(
@@ -145,81 +212,3 @@ def rloo_loss(
     # A row without trained tokens would have ratio 1 and add its advantage to the logged loss.
     present_R = row_counts(row_N, rows) > 0
     return clipped_surrogate(log_ratio_R[present_R], advantages_R[present_R], epsilon_low, epsilon_high)
-
-
-def row_loss(loss_P: Tensor, denominators: Denominators) -> Tensor:
-    """Mean over the rows of the step, for losses that have one entry a row.
-
-    Args:
-        loss_P: Loss of each row with a trained token, (P,).
-        denominators: Counts of the step.
-
-    Returns:
-        This micro-batch's part of the step's loss, a scalar.
-    """
-    return _share(loss_P.sum(), denominators.rows, denominators)
-
-
-def token_loss(
-    loss_N: Tensor,
-    row_N: Tensor,
-    rows: int,
-    loss_type: str,
-    denominators: Denominators,
-    *,
-    max_completion_length: int,
-) -> Tensor:
-    """Aggregate the losses of tokens as the loss type says.
-
-    Args:
-        loss_N: Loss of each trained token, (N,).
-        row_N: Row of each token, int64 (N,).
-        rows: R, the rows of this micro-batch.
-        loss_type: A key of `LOSS_TYPES`.
-        denominators: Counts of the step.
-        max_completion_length: The constant that "dr_grpo" divides by.
-
-    Returns:
-        This micro-batch's part of the step's loss, a scalar. Without trained tokens it is 0 and still has a
-        graph, so that the backward pass runs on every process.
-
-    Raises:
-        ValueError: `loss_type` is unknown.
-    """
-    if loss_type not in LOSS_TYPES:
-        raise ValueError(f"unknown loss_type {loss_type!r}; it is one of {', '.join(LOSS_TYPES)}")
-    return LOSS_TYPES[loss_type](loss_N, row_N, rows, denominators, max_completion_length)
-
-
-def _grpo(loss_N: Tensor, row_N: Tensor, rows: int, counts: Denominators, _: int) -> Tensor:
-    """Mean over rows of the mean over the row's tokens (https://arxiv.org/abs/2402.03300, equation 3)."""
-    return _share(row_means(loss_N, row_N, rows).sum(), counts.rows, counts)
-
-
-def _dapo(loss_N: Tensor, row_N: Tensor, rows: int, counts: Denominators, _: int) -> Tensor:
-    """Sum over all tokens over their number (DAPO, https://arxiv.org/abs/2503.14476)."""
-    return _share(loss_N.sum(), counts.tokens, counts)
-
-
-def _bnpo(loss_N: Tensor, row_N: Tensor, rows: int, counts: Denominators, _: int) -> Tensor:
-    """Mean over the tokens of the micro-batch, then over the micro-batches: depends on how rows are split."""
-    return _share(loss_N.sum() / max(loss_N.numel(), 1), counts.micro_batches, counts)
-
-
-def _dr_grpo(loss_N: Tensor, row_N: Tensor, rows: int, counts: Denominators, length: int) -> Tensor:
-    """Sum over all tokens over a constant, rows x length (https://arxiv.org/abs/2503.20783)."""
-    return _share(loss_N.sum(), counts.rows * length, counts)
-
-
-def _share(total: Tensor, denominator: int, counts: Denominators) -> Tensor:
-    """Divide by a count of the step; a step without trained tokens has loss 0."""
-    return total * (counts.world_size / max(denominator, 1))
-
-
-LOSS_TYPES: dict[str, Callable[[Tensor, Tensor, int, Denominators, int], Tensor]] = {
-    "grpo": _grpo,
-    "dapo": _dapo,
-    "bnpo": _bnpo,
-    "dr_grpo": _dr_grpo,
-}
-"""The aggregation of each loss type."""

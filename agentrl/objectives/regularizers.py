@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 
 
 def kl_k3(logps_N: Tensor, ref_logps_N: Tensor, ratio_N: Tensor | None = None) -> Tensor:

@@ -1,20 +1,24 @@
 """The token-exact state of one episode: a row of ids whose origin is known. Pure, no IO.
 
 The row is the prompt ids, then sampled ids and rendered suffix ids in turn. It only ever grows at its end, so the
-ids handed to the (k+1)-th sample call are the row so far, and a sampled id is never decoded and encoded again.
+ids handed to the (k+1)-th sample call are the row so far, and a sampled id is never decoded and encoded again. Where a
+chat template rewrites earlier turns, the row is set aside and a new one begins with the rewritten context.
 """
 
 from __future__ import annotations
 
-from agentrl.types import Message, Prompt, Sample
+from agentrl.types import Message, Prompt, Row, Sample
 
 
 class Conversation:
-    """One growing row.
+    """A growing row, and those that it took over from.
 
     Attributes:
+        rows: The rows before the current one.
+        spent: Tokens of the episode after its prompt: sampled tokens, and suffixes whether or not a fork made them
+            part of a prompt.
         prompt: The prompt as the model sees it.
-        prompt_length: Number of its ids.
+        prompt_length: Number of the current row's prompt ids.
         ids: The whole row, prompt included. Callers read it and never change it.
         loss_mask: 1 for sampled ids, 0 for suffix ids; completion only.
         logprobs: Logprob of each sampled id, 0.0 for suffix ids; completion only.
@@ -22,6 +26,8 @@ class Conversation:
     """
 
     def __init__(self, prompt: Prompt, prompt_ids: list[int]) -> None:
+        self.rows: list[Row] = []
+        self.spent = 0
         self.prompt = prompt
         self.prompt_length = len(prompt_ids)
         self.ids = list(prompt_ids)
@@ -31,7 +37,7 @@ class Conversation:
 
     @property
     def completion_length(self) -> int:
-        """Number of ids after the prompt."""
+        """Number of the row's ids after its prompt."""
         return len(self.loss_mask)
 
     @property
@@ -46,6 +52,7 @@ class Conversation:
         self.loss_mask += [1] * len(sample.ids)
         self.logprobs += sample.logprobs
         self.messages.append(message)
+        self.spent += len(sample.ids)
         return start, self.completion_length
 
     def add_suffix(self, ids: list[int], messages: list[Message]) -> None:
@@ -54,3 +61,34 @@ class Conversation:
         self.loss_mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.messages += messages
+        self.spent += len(ids)
+
+    def fork(self, ids: list[int], messages: list[Message], added: int) -> None:
+        """Go on in a new row.
+
+        Args:
+            ids: The context that the model reads next: the new row's prompt.
+            messages: What the template shows after the last turn.
+            added: Their tokens, as part of an episode's length.
+        """
+        self.rows.append(self.row)
+        self.ids, self.prompt_length = list(ids), len(ids)
+        self.loss_mask, self.logprobs = [], []
+        self.messages += messages
+        self.spent += added
+
+    @property
+    def row(self) -> Row:
+        """The current row."""
+        return Row(self.ids[: self.prompt_length], self.completion_ids, self.loss_mask, self.logprobs)
+
+    def sampled_rows(self) -> list[Row]:
+        """All rows, each up to its last sampled token: an episode that was interrupted may have a suffix behind it."""
+        row = self.row
+        length = max((index for index, sampled in enumerate(row.loss_mask, start=1) if sampled), default=0)
+        if self.rows and not length:
+            return self.rows
+        return [
+            *self.rows,
+            Row(row.prompt_ids, row.completion_ids[:length], row.loss_mask[:length], row.logprobs[:length]),
+        ]

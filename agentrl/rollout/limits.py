@@ -2,14 +2,16 @@
 
 Pure: what has happened so far goes in, the first limit that is reached comes out. The order is that of
 `agentrl.types.Limit`: cancelled, rollout time, context length, completion budget, tool iterations. It is checked
-before each turn is sampled, before a tool round and after it. The completion budget and the context count every
-token of the row, tool results included.
+before each turn is sampled, before a tool round and after it; the rollout time also ends what is going on. The
+completion budget and the context count every token of the row, tool results included.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from agentrl.errors import ConfigurationError
 from agentrl.types import Limit
 
 
@@ -21,7 +23,10 @@ class Limits:
         max_completion_length: Tokens after the prompt, over the whole episode.
         max_context: Tokens of the whole row.
         max_tool_iterations: Tool rounds; 0 means that no call is ever run.
-        rollout_timeout: Seconds from the start of `reset`.
+        rollout_timeout: Seconds from the start of `reset` to the last turn, for each attempt.
+
+    Raises:
+        ConfigurationError: `rollout_timeout` is no positive, finite number.
     """
 
     max_completion_length: int | None = None
@@ -29,16 +34,30 @@ class Limits:
     max_tool_iterations: int | None = None
     rollout_timeout: float | None = None
 
+    def __post_init__(self) -> None:
+        require_seconds("rollout_timeout", self.rollout_timeout)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Progress:
-    """Where an episode stands."""
+    """Where an episode stands; not frozen, for four are made each turn and a frozen one takes thrice as long."""
 
     prompt_length: int
     completion_length: int
     tool_iterations: int = 0
     seconds: float = 0.0
     cancelled: bool = False
+
+
+def require_seconds(name: str, value: object, error: type[ConfigurationError] = ConfigurationError) -> None:
+    """Check a time limit.
+
+    Raises:
+        ConfigurationError: It is neither None nor a positive, finite number.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (number and math.isfinite(value) and value > 0):  # type: ignore[arg-type, operator]
+        raise error(f"{name}={value!r}: expected a positive, finite number of seconds, or None for no limit.")
 
 
 def reached(limits: Limits, progress: Progress, *, wants_tools: bool = False) -> Limit | None:

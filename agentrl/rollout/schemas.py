@@ -1,14 +1,19 @@
-"""From a Python callable to the tool schema that the model reads, or a clear word on what is missing.
+"""The tool schema that the model reads, from a Python callable or as written by hand, or a word on what is missing.
 
-The schema is transformers' (`get_json_schema`): name, type hints and the Google-style docstring. Partials and
-callable objects have no hints or docstring of their own, so they are described through what they call;
-arguments that a partial fixes are hidden from the model.
+From a callable the schema is transformers' (`get_json_schema`): name, type hints and the Google-style
+docstring. Partials and callable objects have no hints or docstring of their own, so they are described
+through what they call; arguments that a partial fixes are hidden from the model.
+
+A schema written by hand, or given by an MCP server, is brought into the same (OpenAI) form and checked
+against the callable that stands behind it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -124,3 +129,67 @@ def _described(
 
 def _names(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names)
+
+
+def explicit_schema(description: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Bring the description of a tool into OpenAI form.
+
+    Args:
+        description: `{"type": "function", "function": {...}}`, that function object itself (`name`,
+            `description`, `parameters`), or a tool as MCP lists it (`name`, `description`, `inputSchema`). The
+            schema of the arguments may be nested as JSON Schema allows; it may be absent for a tool without any.
+        function: What runs.
+
+    Returns:
+        A new schema; `parameters` has at least `type` and `properties`.
+
+    Raises:
+        ToolDefinitionError: It has no name or description, its arguments are not described as an object, it
+            cannot be written as JSON, or the function does not take what it describes.
+    """
+    given = description.get("function", description)
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not name or name.split() != [name]:
+        raise ToolDefinitionError(f"the tool description {dict(description)!r} needs a `name` without spaces")
+    where = f"the tool {name!r}"
+    text = given.get("description") or given.get("title")
+    if not isinstance(text, str):
+        raise ToolDefinitionError(f"{where} needs a `description`, which tells the model what it does")
+    parameters = given.get("parameters", given.get("inputSchema"))
+    parameters = {} if parameters is None else parameters
+    properties = parameters.get("properties", {}) if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping) or parameters.get("type", "object") != "object":
+        raise ToolDefinitionError(
+            f"{where} must describe its arguments as a JSON schema of the type object with `properties` "
+            f"(under `parameters`, or `inputSchema` as MCP has it), not {parameters!r}"
+        )
+    required = parameters.get("required", [])
+    if unknown := [argument for argument in required if argument not in properties]:
+        raise ToolDefinitionError(f"{where} requires {_names(unknown)}, which its `properties` do not describe")
+    try:
+        json.dumps(parameters)
+    except (TypeError, ValueError) as error:
+        raise ToolDefinitionError(f"the arguments of {where} cannot be written as JSON: {error}") from error
+    _check_signature(function, properties, required, where)
+    parameters = {"type": "object", "properties": {}, **copy.deepcopy(dict(parameters))}
+    return {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
+
+
+def _check_signature(
+    function: Callable[..., Any], properties: Mapping[str, Any], required: list[str], where: str
+) -> None:
+    """Refuse a function that cannot be called with what its description promises."""
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a builtin, say
+        return
+    by_keyword = {name for name, p in taken.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    if not open_ended and (missing := [name for name in properties if name not in by_keyword]):
+        raise ToolDefinitionError(f"{where} describes {_names(missing)}, but {function!r} takes no such argument")
+    needed = [name for name in by_keyword if taken[name].default is inspect.Parameter.empty]
+    if forgotten := sorted(name for name in needed if name not in required):
+        raise ToolDefinitionError(
+            f"{function!r} cannot be called without {_names(forgotten)}, but the description of {where} does not "
+            "require that: add it to `required`, or give it a default"
+        )

@@ -1,9 +1,8 @@
-"""Calling user code, sync or async, from the event loop without ever blocking it.
+"""Daemon threads for sync user code, which can be left behind when it hangs.
 
-Sync functions run in daemon threads, async ones on the loop that awaits them. Threads are started on demand
-and reused, so nothing runs before the first sync call. They are daemons, unlike those of
-`concurrent.futures.ThreadPoolExecutor`: a tool that hangs cannot be stopped, but it must not keep the
-process from ending.
+Threads are started on demand and reused, so nothing runs before the first sync call. They are daemons, unlike those
+of `concurrent.futures.ThreadPoolExecutor`: a tool that hangs cannot be stopped, but it must not keep the process from
+ending. A call whose waiter is cancelled is abandoned: its thread serves no further call and no longer counts.
 """
 
 from __future__ import annotations
@@ -11,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
 import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+from agentrl.rollout.hung import Abandoned, end, own_children, place
 
 logger = logging.getLogger(__name__)
 
@@ -32,24 +33,6 @@ CLOSE_SECONDS = 5.0
 """How long `Threads.close` waits for calls that are still running."""
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine; sees through partials, methods and callable objects."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-async def call(function: Callable[..., Any], threads: Threads, *args: Any, **kwargs: Any) -> Any:
-    """Call a sync function in a thread or await an async one, and give back or raise what it does.
-
-    A sync function that gives back an awaitable (a decorated async one, say) is awaited too.
-    """
-    if is_async(function):
-        return await function(*args, **kwargs)
-    result = await threads.run(function, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
-
-
 class Threads:
     """Daemon threads for sync calls, usable from any number of event loops at once."""
 
@@ -58,11 +41,13 @@ class Threads:
         self._lock = threading.Lock()
         self._crew = _Crew()
         self._mailbox: _Mailbox | None = None
+        self.abandoned = 0
+        """Calls that were left behind while they ran."""
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a sync function in a thread that sees the caller's context variables.
 
-        A cancelled call that has not begun never begins; one that has begun goes on unobserved.
+        A cancelled call that has not begun never begins; one that has begun is abandoned.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -70,14 +55,14 @@ class Threads:
                 self._mailbox = _Mailbox(loop)
             pending = _Call(functools.partial(function, *args, **kwargs), self._mailbox, loop.create_future())
             crew = self._crew
-            if crew.idle:
-                crew.idle -= 1
-            elif len(crew.threads) < self._max_threads:
-                thread = threading.Thread(target=self._work, args=(crew,), name="agentrl-call", daemon=True)
-                crew.threads.append(thread)
-                thread.start()
+            crew.spare -= 1
+            self._man(crew)
             crew.calls.put(pending)
-        value, error = await pending.answer
+        try:
+            value, error = await pending.answer
+        except asyncio.CancelledError:
+            self._abandon(pending, crew)
+            raise
         if error is not None:
             raise error
         return value
@@ -98,12 +83,42 @@ class Threads:
         if busy := sum(thread.is_alive() for thread in crew.threads):
             logger.warning("%d call(s) of tools or environments still run in threads at closing", busy)
 
+    def _man(self, crew: _Crew) -> None:
+        """Start a thread if a call would wait otherwise."""
+        if crew.spare < 0 and len(crew.threads) < self._max_threads:
+            thread = threading.Thread(target=self._work, args=(crew,), name="agentrl-call", daemon=True)
+            crew.threads.append(thread)
+            crew.spare += 1
+            thread.start()
+
     def _work(self, crew: _Crew) -> None:
-        while (pending := crew.calls.get()) is not None:
-            pending.run()
-            del pending  # an idle thread must not keep the last call's arguments alive
-            with self._lock:
-                crew.idle += 1
+        with suppress(Abandoned):
+            while (pending := crew.calls.get()) is not None:
+                spared = own_children()
+                with self._lock:
+                    pending.begin(spared)
+                outcome = pending.execute()
+                with self._lock:
+                    pending.thread = None
+                    if pending.left and outcome is not None:
+                        return
+                    crew.spare += 1
+                if outcome is not None:
+                    pending.mailbox.put(pending, outcome)
+                del pending, outcome  # an idle thread must not keep the last call's arguments alive
+
+    def _abandon(self, pending: _Call, crew: _Crew) -> None:
+        """Leave a call behind; if it runs already, so is its thread, whose place another one may take."""
+        with self._lock:
+            pending.left = True
+            if (thread := pending.thread) is None:  # not begun, or ended just now
+                return
+            crew.threads.remove(thread)
+            self.abandoned += 1
+            self._man(crew)
+            where = place(thread)
+            end(thread, pending.spared)
+        logger.warning("gave up waiting for %s, which was at %s", pending.name, where)
 
 
 class _Crew:
@@ -112,7 +127,8 @@ class _Crew:
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.idle = 0
+        self.spare = 0
+        """Threads less calls that run or wait; negative when calls wait."""
 
 
 class _Mailbox:
@@ -145,21 +161,32 @@ class _Mailbox:
 class _Call:
     """One call on its way to a thread and back to the loop that waits for it."""
 
-    __slots__ = ("answer", "context", "function", "mailbox")
+    __slots__ = ("answer", "context", "function", "left", "mailbox", "spared", "thread")
 
-    def __init__(self, function: Callable[[], Any], mailbox: _Mailbox, answer: asyncio.Future[Any]) -> None:
+    def __init__(self, function: functools.partial[Any], mailbox: _Mailbox, answer: asyncio.Future[Any]) -> None:
         self.function = function
         self.mailbox = mailbox
         self.answer = answer
         self.context = contextvars.copy_context()
+        self.left = False  # nobody waits any more
+        self.thread: threading.Thread | None = None  # that which runs it
+        self.spared: frozenset[int] = frozenset()  # processes that its thread started for earlier calls
 
-    def run(self) -> None:
-        if self.answer.cancelled():
-            return
-        # The exception travels as a value: a future refuses StopIteration.
-        outcome: Outcome
+    @property
+    def name(self) -> str:
+        """What is called, for messages."""
+        return str(getattr(self.function.func, "__qualname__", self.function.func))
+
+    def begin(self, spared: frozenset[int]) -> None:
+        """Belong to the current thread from now on, unless nobody waits any more."""
+        if not self.left:
+            self.thread, self.spared = threading.current_thread(), spared
+
+    def execute(self) -> Outcome | None:
+        """Return what came of it, None if it did not begin; an exception is a value here: futures refuse some."""
+        if self.thread is None:
+            return None
         try:
-            outcome = self.context.run(self.function), None
+            return self.context.run(self.function), None
         except BaseException as error:  # noqa: BLE001 (raised again where the call is awaited)
-            outcome = None, error
-        self.mailbox.put(self, outcome)
+            return None, error

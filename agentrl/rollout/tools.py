@@ -6,13 +6,10 @@ one environment instance run one after the other, in that order, because they sh
 runs with the same seed must give the same results; async methods overlap as their awaits allow.
 
 What the model gets wrong goes back to it as text and counts as failed: an unreadable call, an unknown tool,
-wrong arguments, any exception that the tool raises (`SystemExit` included). `EpisodeDone` ends the episode.
-`EnvironmentFailure`, `KeyboardInterrupt` and the cancellation of the rollout pass through. A tool that gives back
-(or ends the episode with) a `StepReward` rewards the turn that called it.
-
-Arguments are checked against the schema, not converted: names, and the type of each value as JSON has it (an
-integer may be written `3.0`; null is fine for what may be left out; the inside of lists and objects is the
-tool's own affair).
+wrong arguments, any exception that the tool raises (`SystemExit` included), and a call that takes longer than its
+policy allows. `EpisodeDone` ends the episode. `EnvironmentFailure`, `KeyboardInterrupt` and the cancellation of the
+rollout pass through, and so does the word that a tool is broken altogether (`agentrl.rollout.policy`). A tool that
+gives back (or ends the episode with) a `StepReward` rewards the turn that called it.
 """
 
 from __future__ import annotations
@@ -20,23 +17,31 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import reprlib
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from agentrl.errors import EnvironmentFailure, EpisodeDone, RewardError, ToolDefinitionError
+from agentrl.rollout.calling import DeadlineExceeded, call, is_async
+from agentrl.rollout.failures import backoff
+from agentrl.rollout.mistakes import mistake_of
+from agentrl.rollout.policy import MODEL_MISTAKES, Breaker, ToolPolicy, policy_of
 from agentrl.rollout.results import render
-from agentrl.rollout.schemas import function_name, tool_schema
-from agentrl.rollout.threads import Threads, call, is_async
-from agentrl.types import Message, StepReward, ToolCall, ToolResult
+from agentrl.rollout.schemas import explicit_schema, function_name, tool_schema
+from agentrl.rollout.threads import Threads
+from agentrl.types import Message, StepReward, Task, ToolCall, ToolResult
 
 RESERVED_NAMES = frozenset({"reset", "get_reward", "close"})
 """Methods of an environment that are never tools, and names that no tool may have."""
+
+RETRY_DELAY = 0.2
+"""Seconds before the first repetition of a call, doubled for each further one."""
+
+_FREE: AbstractAsyncContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +52,16 @@ class Tool:
         name: What the model calls it.
         schema: Its JSON schema in OpenAI form, for the chat template.
         function: What runs.
-        instance: The environment it acts on, None for a standalone tool.
+        owner: Class name of the environment whose method it is, None for a standalone tool.
+        policy: What its author said about its `ToolPolicy`.
+        instance: The environment it acts on.
     """
 
     name: str
     schema: dict[str, Any]
     function: Callable[..., Any]
+    owner: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
     instance: Any = None
 
     @classmethod
@@ -68,7 +77,32 @@ class Tool:
         """
         name = function_name(function)
         where = f"the tool {name!r}" if owner is None else f"the tool {name!r} of the environment {owner}"
-        return cls(name, tool_schema(function, where), function)
+        return cls(name, tool_schema(function, where), function, owner, policy_of(function))
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, the same for all instances."""
+        return self.name if self.owner is None else f"{self.owner}.{self.name}"
+
+    @classmethod
+    def from_schema(cls, description: Mapping[str, Any], function: Callable[..., Any]) -> Tool:
+        """Make a tool from a description written by hand, or given by an MCP server.
+
+        Args:
+            description: JSON schema in OpenAI form, its `function` object alone, or a tool as MCP lists it
+                (`name`, `description`, `inputSchema`).
+            function: What runs, sync or async; called with keyword arguments. It needs no hints or docstring.
+
+        Raises:
+            ToolDefinitionError: Says what is missing or does not fit.
+
+        Example:
+            >>> tool = Tool.from_schema({"name": "now", "description": "Tell the time."}, lambda: "12:00")
+            >>> tool.schema["function"]["parameters"]
+            {'type': 'object', 'properties': {}}
+        """
+        schema = explicit_schema(description, function)
+        return cls(schema["function"]["name"], schema, function, policy=policy_of(function))
 
     def bind(self, instance: Any) -> Tool:
         """The same tool acting on one environment instance."""
@@ -79,8 +113,8 @@ class Tool:
         return replace(self, name=name, schema=self.schema | {"function": self.schema["function"] | {"name": name}})
 
 
-def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
-    """Make the standalone tools, by name.
+def make_tools(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
+    """Make the standalone tools, by name; a `Tool` is taken as it is.
 
     A partial or a callable object without a `__name__` of its own takes the name of its function or class; if
     that is taken it is numbered (`search`, `search_2`). Names that the user wrote must differ.
@@ -90,12 +124,12 @@ def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
     """
     tools: dict[str, Tool] = {}
     for function in functions:
-        tool = Tool.from_function(function)
+        tool = function if isinstance(function, Tool) else Tool.from_function(function)
         if tool.name in RESERVED_NAMES:
             raise ToolDefinitionError(
                 f"a tool cannot be called {tool.name!r}: {sorted(RESERVED_NAMES)} are methods of environments"
             )
-        if tool.name in tools and hasattr(function, "__name__"):
+        if tool.name in tools and (isinstance(function, Tool) or hasattr(function, "__name__")):
             raise ToolDefinitionError(
                 f"two tools are called {tool.name!r}: {tools[tool.name].function!r} and {function!r}; rename one"
             )
@@ -107,27 +141,54 @@ def make_tools(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
 
 
 class ToolRunner:
-    """Runs the calls of a turn; one runner serves all rollouts."""
+    """Runs the calls of a turn; one runner serves all rollouts.
 
-    def __init__(self, threads: Threads) -> None:
+    Args:
+        threads: Where sync tools run.
+        policy: The policy of tools whose author said nothing else.
+        max_failures: Failures in a row that break a tool, see `Breaker`; None for never.
+    """
+
+    def __init__(self, threads: Threads, *, policy: ToolPolicy | None = None, max_failures: int | None = None) -> None:
         self._threads = threads
+        self._policy = policy or ToolPolicy()
+        self._breaker = Breaker(max_failures)
+        self._slots: dict[str, asyncio.Semaphore] = {}
 
-    async def run(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[ToolResult]:
+    async def run(
+        self, calls: Sequence[ToolCall], tools: Mapping[str, Tool], task: Task | None = None
+    ) -> list[ToolResult]:
         """Answer the calls of one turn, in call order.
 
         Args:
             calls: As the model wrote them.
             tools: What this rollout may call, environment methods bound to its instance.
+            task: What the rollout has to do, for messages.
+
+        Raises:
+            EnvironmentFailure: A tool said that its environment broke.
+            ToolBrokenError: A tool fails wherever it is called.
         """
         turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         answers = []
         for written in calls:
             tool = tools.get(written.name)
-            turn: AbstractAsyncContextManager[Any] = nullcontext()
+            turn: AbstractAsyncContextManager[Any] = _FREE
             if tool is not None and tool.instance is not None and not is_async(tool.function):
                 turn = turns[id(tool.instance)]
-            answers.append(self._answer(written, tool, tools, turn))
-        return await asyncio.gather(*answers) if len(answers) > 1 else [await answer for answer in answers]
+            answers.append(self._answer(written, tool, tools, turn, task))
+        if len(answers) == 1:
+            return [await answers[0]]
+        running = [asyncio.ensure_future(answer) for answer in answers]
+        try:
+            return await asyncio.gather(*running)
+        finally:
+            for answer in running:
+                answer.cancel()  # when one ended the rollout, the others are for nobody
+
+    def forget_loop(self) -> None:
+        """Get ready for another event loop."""
+        self._slots.clear()
 
     async def _answer(
         self,
@@ -135,36 +196,77 @@ class ToolRunner:
         tool: Tool | None,
         tools: Mapping[str, Tool],
         turn: AbstractAsyncContextManager[Any],
+        task: Task | None,
     ) -> ToolResult:
-        mistake = _mistake(written, tool, tools)
+        mistake = mistake_of(written, None if tool is None else tool.schema, tools)
         if mistake is not None or tool is None:
             return ToolResult(written, render(f"Error: {mistake}"), failed=True)
-        async with turn:
+        policy = replace(self._policy, **tool.policy) if tool.policy else self._policy
+        async with turn if policy.max_concurrency is None else self._slot(tool, policy, turn):
             start = time.perf_counter()
-            result = await self._outcome(written, tool)
-            return replace(result, seconds=time.perf_counter() - start, reward=_checked(result.reward, tool))
+            outcome = await self._attempts(tool, written.arguments, policy)
+            seconds = time.perf_counter() - start
+        if outcome.error is None:
+            self._breaker.succeeded(tool.label)
+            reward = _checked(outcome.reward, tool)
+            return ToolResult(written, outcome.content, seconds=seconds, done=outcome.done, reward=reward)
+        self._breaker.failed(tool.label, outcome.error, task)
+        timed_out = isinstance(outcome.error, DeadlineExceeded)
+        return ToolResult(written, outcome.content, failed=True, seconds=seconds, timed_out=timed_out)
 
-    async def _outcome(self, written: ToolCall, tool: Tool) -> ToolResult:
+    @asynccontextmanager
+    async def _slot(
+        self, tool: Tool, policy: ToolPolicy, turn: AbstractAsyncContextManager[Any]
+    ) -> AsyncIterator[None]:
+        assert policy.max_concurrency is not None
+        async with turn, self._slots.setdefault(tool.label, asyncio.Semaphore(policy.max_concurrency)):
+            yield
+
+    async def _attempts(self, tool: Tool, arguments: Mapping[str, Any], policy: ToolPolicy) -> _Outcome:
+        """Call a tool until it succeeds or may not be repeated."""
+        for failures in itertools.count(1):
+            outcome = await self._attempt(tool, arguments, policy.timeout)
+            if failures > policy.retries or not _repeatable(outcome.error):
+                return outcome
+            await asyncio.sleep(backoff(failures, RETRY_DELAY))
+        raise AssertionError("itertools.count ends")
+
+    async def _attempt(self, tool: Tool, arguments: Mapping[str, Any], timeout: float | None) -> _Outcome:  # noqa: ASYNC109
+        scope = asyncio.timeout(timeout)
         try:
-            return _result(written, await call(tool.function, self._threads, **written.arguments))
+            async with scope:
+                value = await call(tool.function, self._threads, **arguments)
+            return _told(value)
         except EpisodeDone as ending:
-            return replace(_result(written, ending.args[0] if ending.args else ""), done=True)
+            return _told(ending.args[0] if ending.args else "")._replace(done=True)
         except asyncio.CancelledError as error:
             if _being_cancelled():
                 raise
-            return ToolResult(written, _failure(error), failed=True)  # the tool cancelled something of its own
+            return _failed(error)  # the tool cancelled something of its own
         except EnvironmentFailure:
             raise
+        except TimeoutError as error:
+            late = scope.expired()
+            return _failed(DeadlineExceeded(f"{tool.name} did not end within {timeout:g} s") if late else error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever it raises is for the model to read)
-            return ToolResult(written, _failure(error), failed=True)
+            return _failed(error)
 
 
-def _result(written: ToolCall, value: Any) -> ToolResult:
+class _Outcome(NamedTuple):
+    """What came of a call."""
+
+    content: str | list[dict[str, Any]]
+    error: BaseException | None = None
+    done: bool = False
+    reward: Any = None
+
+
+def _told(value: Any) -> _Outcome:
     """What a tool gave back, with the reward of its turn if it gave one."""
     if isinstance(value, StepReward):
         # None would mean that the tool gave no reward; here it is a wrong one.
-        return ToolResult(written, render(value.content), reward=math.nan if value.reward is None else value.reward)
-    return ToolResult(written, render(value))
+        return _Outcome(render(value.content), reward=math.nan if value.reward is None else value.reward)
+    return _Outcome(render(value))
 
 
 def _checked(reward: Any, tool: Tool) -> float | None:
@@ -186,63 +288,16 @@ def tool_message(result: ToolResult) -> Message:
     return {"role": "tool", "name": name, "tool_call_id": call_id, "content": result.content}
 
 
-def _mistake(written: ToolCall, tool: Tool | None, tools: Mapping[str, Tool]) -> str | None:
-    """What is wrong with a call, or None."""
-    if written.error is not None:
-        return written.error
-    if tool is None:
-        return f"there is no tool named {written.name!r}; the tools are: {', '.join(tools) or 'none'}"
-    parameters = tool.schema["function"]["parameters"]
-    properties, required = parameters["properties"], parameters.get("required", ())
-    wrong = [f"the argument {name!r} is missing" for name in required if name not in written.arguments]
-    for name, value in written.arguments.items():
-        if name not in properties:
-            wrong.append(f"there is no argument {name!r}")
-        elif not (_fits(value, properties[name]) or (value is None and name not in required)):
-            wrong.append(f"the argument {name!r} must be {_wanted(properties[name])}, not {reprlib.repr(value)}")
-    if not wrong:
-        return None
-    takes = ", ".join(f"{name} ({_wanted(schema)})" for name, schema in properties.items())
-    return f"{written.name}: {'; '.join(wrong)}. It takes: {takes or 'no arguments'}"
+def _failed(error: BaseException) -> _Outcome:
+    """Tell the model class and text of an exception, also of one that cannot print itself."""
+    if isinstance(error, DeadlineExceeded):
+        return _Outcome(render(f"Error: {error}; it was given up"), error)
+    return _Outcome(render("Error: " + "".join(traceback.format_exception_only(error)).strip()), error)
 
 
-_JSON_TYPES: dict[str, Callable[[Any], bool]] = {
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: _JSON_TYPES["number"](value) and value == value // 1,
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "array": lambda value: isinstance(value, list | tuple),
-    "object": lambda value: isinstance(value, dict),
-    "null": lambda value: value is None,
-}
-
-
-def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value is of the JSON type that its schema asks for; types unknown to JSON fit anything."""
-    if value is None and schema.get("nullable"):
-        return True
-    if "anyOf" in schema:
-        return any(_fits(value, option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return value in schema["enum"]
-    names = schema.get("type", "any")
-    return any(
-        name not in _JSON_TYPES or _JSON_TYPES[name](value) for name in (names if isinstance(names, list) else [names])
-    )
-
-
-def _wanted(schema: Mapping[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_wanted(option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return f"one of {', '.join(map(repr, schema['enum']))}"
-    names = schema.get("type", "any")
-    return " or ".join(names) if isinstance(names, list) else str(names)
-
-
-def _failure(error: BaseException) -> str | list[dict[str, Any]]:
-    """Class and text of an exception for the model, also of one that cannot print itself."""
-    return render("Error: " + "".join(traceback.format_exception_only(error)).strip())
+def _repeatable(error: BaseException | None) -> bool:
+    """Whether an author who allows retries wants this one: not when the first call may still be running."""
+    return isinstance(error, Exception) and not isinstance(error, (DeadlineExceeded, *MODEL_MISTAKES))
 
 
 def _being_cancelled() -> bool:

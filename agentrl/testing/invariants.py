@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.testing.scripted import SampleCall
-from agentrl.types import Trajectory
+from agentrl.types import Row, Trajectory
 
 
 def assert_row_invariants(trajectory: Trajectory, calls: Sequence[SampleCall] = ()) -> None:
-    """Assert that a trajectory is aligned and token-exact.
+    """Assert that a trajectory is aligned and token-exact, in each of its rows.
 
     Args:
         trajectory: The trajectory.
@@ -18,9 +18,17 @@ def assert_row_invariants(trajectory: Trajectory, calls: Sequence[SampleCall] = 
     Raises:
         AssertionError: The row, its mask or its logprobs do not match what was sampled.
     """
-    ids, mask, logprobs = trajectory.completion_ids, trajectory.loss_mask, trajectory.logprobs
+    assert not calls or len(calls) == len(trajectory.turns), f"{len(calls)} calls but {len(trajectory.turns)} turns"
+    assert [turn.row for turn in trajectory.turns] == sorted(turn.row for turn in trajectory.turns)
+    for number, row in enumerate(trajectory.rows):
+        turns = [index for index, turn in enumerate(trajectory.turns) if turn.row == number]
+        spans = [(trajectory.turns[index].start, trajectory.turns[index].stop) for index in turns]
+        _assert_row(row, spans, [calls[index] for index in turns] if calls else [])
+
+
+def _assert_row(row: Row, spans: list[tuple[int, int]], calls: Sequence[SampleCall]) -> None:
+    ids, mask, logprobs = row.completion_ids, row.loss_mask, row.logprobs
     assert len(ids) == len(mask) == len(logprobs), f"lengths differ: {len(ids)}, {len(mask)}, {len(logprobs)}"
-    spans = [(turn.start, turn.stop) for turn in trajectory.turns]
     expected = [0] * len(ids)
     for start, stop in spans:
         expected[start:stop] = [1] * (stop - start)
@@ -28,12 +36,9 @@ def assert_row_invariants(trajectory: Trajectory, calls: Sequence[SampleCall] = 
     assert all(logprob == 0.0 for logprob, sampled in zip(logprobs, mask, strict=True) if not sampled)
     if ids:
         assert mask[-1] == 1, "a row ends with a sampled id"
-    if not calls:
-        return
-    assert len(calls) == len(spans), f"{len(calls)} sample calls but {len(spans)} turns"
-    row = trajectory.prompt_ids + ids
-    for call, (start, stop) in zip(calls, spans, strict=True):
-        given = len(trajectory.prompt_ids) + start
-        assert call.ids == row[:given], f"the turn at {start} was sampled from other ids than the row's"
+    whole = row.prompt_ids + ids
+    for call, (start, stop) in zip(calls, spans if calls else [], strict=True):
+        given = len(row.prompt_ids) + start
+        assert call.ids == whole[:given], f"the turn at {start} was sampled from other ids than the row's"
         assert ids[start:stop] == call.sample.ids, f"the turn at {start} is not what was sampled"
         assert logprobs[start:stop] == call.sample.logprobs, f"logprobs of the turn at {start} differ"

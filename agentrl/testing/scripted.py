@@ -5,6 +5,7 @@ For exact tests of everything above generation: the ids are known, so is the row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class ScriptedGenerator:
     Args:
         script: One list of turns for each session, in the order in which sessions first ask; or a function
             `(session, ids, params) -> turn`. A turn is a `Sample` or a list of ids, whose logprobs are then
-            -0.5 each and which counts as cut by length when it does not end in a stop id.
+            unknown (NaN) and which counts as cut by length when it does not end in a stop id.
         max_context: Reported as the context length.
 
     Raises:
@@ -60,7 +61,7 @@ class ScriptedGenerator:
         if not isinstance(turn, Sample):
             stopped = bool(turn) and turn[-1] in params.stop_ids
             finish = FinishReason.STOP if stopped else FinishReason.LENGTH
-            turn = Sample(list(turn), [-0.5] * len(turn), finish, self.weights_version)
+            turn = Sample(list(turn), [math.nan] * len(turn), finish, self.weights_version)
         self.calls.append(SampleCall(session, given, params, turn))
         self.stats.decoded_tokens += len(turn.ids)
         return turn

@@ -9,6 +9,7 @@ too.
 from __future__ import annotations
 
 import importlib.resources
+import random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -140,17 +141,20 @@ def fix_tokenizer(template: str = "t0") -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def qwen_like_tokenizer(template: str = "qwen3") -> PreTrainedTokenizerFast:
+def qwen_like_tokenizer(template: str = "qwen3", *, seed: int | None = None) -> PreTrainedTokenizerFast:
     """Make a byte-level tokenizer with the special tokens of Qwen: 256 bytes, then 14 special tokens.
 
     Args:
         template: "qwen3" or "qwen2_5" (our training templates) or "compact" (a short format for tiny models).
+        seed: Draws 64 merges of bytes that stand in chat texts, also across words and lines; None for none.
 
     Returns:
         The tokenizer, with `chat_template` set. `<|im_end|>` is EOS, `<|endoftext|>` pads.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+    merges = [] if seed is None else _random_merges(random.Random(seed))
+    pieces = dict.fromkeys([*alphabet, *(left + right for left, right in merges)])
+    backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -165,3 +169,14 @@ def qwen_like_tokenizer(template: str = "qwen3") -> PreTrainedTokenizerFast:
         folder = importlib.resources.files("agentrl.chat_templates")
         tokenizer.chat_template = folder.joinpath(f"{template}.jinja").read_text(encoding="utf-8")
     return tokenizer
+
+
+def _random_merges(rng: random.Random) -> list[tuple[str, str]]:
+    """Merges in byte-level letters (`Ċ` is a newline, `Ġ` a space), each made of pieces that exist by then."""
+    pieces, merges = list("ĊĊĠĠ<>|/{}\"':,.abeinorstx17Ã"), []
+    for _ in range(64):
+        pair = (rng.choice(pieces), rng.choice(pieces))
+        if pair not in merges:
+            merges.append(pair)
+            pieces.append("".join(pair))
+    return merges

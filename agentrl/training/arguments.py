@@ -20,21 +20,21 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from agentrl.errors import ConfigurationError
+from agentrl.objectives.aggregation import AGGREGATIONS
+from agentrl.rollout.failures import FailurePolicy
+from agentrl.rollout.limits import require_seconds
+from agentrl.training.objective_checks import check_objective
+from agentrl.training.objective_checks import require as _require
 
 _VLLM = "generation through vLLM is not part of this version; leave use_vllm=False"
-_LATER_LOSS = "this objective is not part of this version"
 _OWN_LOSS = "the objective is computed by agentrl, not from labels"
 
 REFUSED: dict[str, str] = {
     "use_vllm": _VLLM,
     "vllm_structured_outputs_regex": _VLLM,
-    "vllm_importance_sampling_clip_min": _VLLM,
-    "vllm_importance_sampling_cap": _VLLM,
-    "off_policy_mask_threshold": _LATER_LOSS,
-    "top_entropy_quantile": _LATER_LOSS,
-    "log_completions_hub_repo": "pushing completions to the hub is not part of this version",
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
     "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
@@ -42,6 +42,8 @@ REFUSED: dict[str, str] = {
     "train_sampling_strategy": "rows are drawn in groups; use shuffle_dataset to switch shuffling off",
     "length_column_name": "rows are drawn in groups, not by length",
     "auto_find_batch_size": "groups would be cut differently; set per_device_train_batch_size",
+    "dataloader_drop_last": "training leaves a last window that is not full out always, evaluation plays it always",
+    "average_tokens_across_devices": "the loss divides by what all processes have together, always",
     "include_num_input_tokens_seen": "the metric num_tokens counts them always",
     "fsdp": "sharded training is not part of this version",
     "deepspeed": "sharded training is not part of this version",
@@ -49,9 +51,10 @@ REFUSED: dict[str, str] = {
 }
 """Arguments that only work at their default in this version, and why. (A test walks all fields.)"""
 
-LOSS_TYPES = ("grpo", "dapo", "bnpo", "dr_grpo")
-SCALE_REWARDS = ("group", "batch", "none")
-AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
+CISPO_WEIGHT = 5.0
+"""What epsilon_high is with loss_type="cispo" unless given, as ScaleRL recommends."""
+
+REASONING = ("keep", "fork")
 
 
 def _arg(default: Any, text: str) -> Any:
@@ -120,6 +123,11 @@ class RolloutConfig(TrainingArguments):
         None, "Further GenerationConfig arguments; they win over the ones above."
     )
     chat_template_kwargs: dict[str, Any] | str | None = _arg(None, "Further arguments of the chat template.")
+    reasoning: str = _arg(
+        "keep",
+        "What becomes, after a tool round, of earlier turns that the chat template would rewrite (it drops their "
+        "reasoning): `keep` them in the row, or `fork` into a new row that starts with the rewritten context.",
+    )
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
     cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
     use_transformers_continuous_batching: bool = _arg(False, "Generate with transformers' continuous batching.")
@@ -147,7 +155,9 @@ class RolloutConfig(TrainingArguments):
     beta: float = _arg(0.0, "KL coefficient; 0.0 loads no reference model.")
     num_iterations: int = _arg(1, "Times each generated batch is trained on.")
     epsilon: float = _arg(0.2, "Lower clip range of the probability ratio.")
-    epsilon_high: float | None = _arg(None, "Upper clip range; default: epsilon.")
+    epsilon_high: float | None = _arg(
+        None, "Upper clip range; default: epsilon. With cispo the largest importance weight; default: 5.0."
+    )
     reward_weights: list[float] | None = _arg(None, "A weight for each reward function; default: 1.0 each.")
     mask_truncated_completions: bool = _arg(False, "Leave truncated completions out of the loss.")
     sync_ref_model: bool = _arg(False, "Mix the policy into the reference model now and then; needs beta.")
@@ -159,6 +169,22 @@ class RolloutConfig(TrainingArguments):
     log_multimodal: bool = _arg(True, "Include images in what log_completions logs.")
     num_completions_to_print: int | None = _arg(None, "How many of them; None: all.")
     log_unique_prompts: bool = _arg(False, "Show one completion for each prompt only.")
+
+    # What goes wrong
+    rollout_timeout: float | None = _arg(None, "Most seconds from reset() to the last turn; None: no limit.")
+    tool_timeout: float | None = _arg(600.0, "Most seconds of a tool call where @tool says nothing; None: no limit.")
+    tool_max_failures: int | None = _arg(
+        100, "Failed calls of a tool in a row, over all rollouts, that stop the run; None: any number."
+    )
+    environment_timeout: float | None = _arg(
+        600.0, "Most seconds of making an environment, of reset() and of get_reward(), each; None: no limit."
+    )
+    environment_retries: int = _arg(2, "Further attempts at a rollout whose environment failed.")
+    environment_retry_delay: float = _arg(
+        1.0, "Seconds before the first of them, doubled for each further one up to 60; a random part is left out."
+    )
+    max_failure_rate: float = _arg(0.5, "Share of the last rollouts that may be lost to failed environments.")
+    failure_window: int = _arg(100, "How many the last rollouts are.")
 
     def __post_init__(self) -> None:
         if self.use_transformers_paged:
@@ -176,8 +202,17 @@ class RolloutConfig(TrainingArguments):
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
         super().__post_init__()
         self._refuse_unsupported()
+        if self.fp16 and self.device.type == "cpu":
+            raise ConfigurationError(
+                "fp16=True: accelerate has no float16 autocast on the CPU; use bf16=True or neither."
+            )
         self._check_ranges()
         self._derive_batch_sizes()
+
+    @property
+    def upper_clip(self) -> float:
+        """The effective `epsilon_high`."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property
     def eval_generations(self) -> int:
@@ -198,6 +233,12 @@ class RolloutConfig(TrainingArguments):
             value = getattr(self, spec.name)
             if value not in (_default(spec), None, [], "no"):
                 raise ConfigurationError(f"{spec.name}={value!r} is refused: {reason}.")
+        usual = AcceleratorConfig()
+        for name in ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking"):
+            if getattr(self.accelerator_config, name) != getattr(usual, name):
+                raise ConfigurationError(
+                    f"accelerator_config: {name} is refused: it is about loaders of rows; agentrl cuts windows itself."
+                )
 
     def _check_ranges(self) -> None:
         self.num_generations = 1 if self.num_generations is None else self.num_generations
@@ -219,11 +260,14 @@ class RolloutConfig(TrainingArguments):
         _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
         _require(self.num_iterations >= 1, "num_iterations", self.num_iterations, "at least 1")
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "0 or more")
+        high = self.epsilon_high
+        _require(high is None or high >= 0, "epsilon_high", high, "None, 0 or more")
         _require(self.beta >= 0, "beta", self.beta, "0 or more")
         length = self.max_completion_length
         _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
         iterations = self.max_tool_calling_iterations
         _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
+        _require(self.reasoning in REASONING, "reasoning", self.reasoning, f"one of {REASONING}")
         rounds = self.dynamic_sampling_max_rounds
         _require(rounds >= 0, "dynamic_sampling_max_rounds", rounds, "0 (never) or more")
         alpha, every = self.ref_model_mixup_alpha, self.ref_model_sync_steps
@@ -231,9 +275,18 @@ class RolloutConfig(TrainingArguments):
         _require(every >= 1, "ref_model_sync_steps", every, "at least 1")
         if self.sync_ref_model:
             _require(self.beta > 0, "beta", self.beta, "above 0: sync_ref_model mixes the reference that beta is for")
+        if isinstance(self.pad_to_multiple_of, str) and self.pad_to_multiple_of.isdigit():
+            self.pad_to_multiple_of = int(self.pad_to_multiple_of)  # as a command line gives it
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
+        for name in ("rollout_timeout", "tool_timeout", "environment_timeout"):
+            require_seconds(name, getattr(self, name))
+        limit = self.tool_max_failures
+        _require(limit is None or limit >= 2, "tool_max_failures", limit, "None or at least 2")
+        FailurePolicy(
+            self.environment_retries, self.environment_retry_delay, self.max_failure_rate, self.failure_window
+        )
 
     def _derive_batch_sizes(self) -> None:
         """Fill in generation_batch_size and steps_per_generation, and check that groups fit."""
@@ -280,7 +333,9 @@ class GRPOConfig(RolloutConfig):
     cast_lm_head_to_fp32: bool = _arg(
         False, "Keep and run the language-model head in float32; for models whose embeddings are not tied."
     )
-    delta: float | None = _arg(None, "Second upper clip of the ratio (INTELLECT-2), above 1 + epsilon.")
+    delta: float | None = _arg(
+        None, "Bound of the ratio where it is not clipped (INTELLECT-2), above 1 + epsilon_high."
+    )
     sapo_temperature_neg: float = _arg(1.05, "SAPO: temperature of tokens with advantage <= 0.")
     sapo_temperature_pos: float = _arg(1.0, "SAPO: temperature of tokens with advantage > 0.")
     vespo_k_pos: float = _arg(2.0, "VESPO: power for positive advantages.")
@@ -295,8 +350,10 @@ class GRPOConfig(RolloutConfig):
         1.0, "Where turns have rewards: factor for each turn between a reward and the turn credited with it."
     )
     scale_rewards: str = _arg("group", "Divide advantages by the std of the `group`, the `batch`, or `none`.")
-    loss_type: str = _arg("dapo", f"One of {', '.join(LOSS_TYPES)}.")
-    top_entropy_quantile: float = _arg(1.0, "Train on the tokens of highest entropy only.")
+    loss_type: str = _arg("dapo", f"One of {', '.join(AGGREGATIONS)}.")
+    top_entropy_quantile: float = _arg(
+        1.0, "Share of the tokens, those of highest entropy, that the policy loss keeps."
+    )
     entropy_coef: float = _arg(0.0, "Weight of the entropy bonus, the first one when it is adapted.")
     use_adaptive_entropy: bool = _arg(
         False, "Adapt that weight after each optimizer step (Skywork-OR1), and apply it at or below the target only."
@@ -305,49 +362,43 @@ class GRPOConfig(RolloutConfig):
     entropy_coef_max: float = _arg(1.0, "With use_adaptive_entropy: upper bound of the weight.")
     entropy_coef_delta: float = _arg(0.005, "With use_adaptive_entropy: how far it moves in a step.")
     entropy_target: float = _arg(0.2, "With use_adaptive_entropy: the entropy aimed at, in nats a token.")
-    vllm_importance_sampling_correction: bool = _arg(True, "Correct for vLLM's logprobs.")
-    vllm_importance_sampling_mode: str = _arg("sequence_mask", "How.")
-    vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Upper bound of the correction.")
-    vllm_importance_sampling_clip_min: float | None = _arg(None, "Lower bound of the correction.")
-    off_policy_mask_threshold: float | None = _arg(None, "Mask rows that are too far off policy.")
+    vllm_importance_sampling_correction: bool = _arg(
+        True, "Weigh the loss by how the trainer's logprobs differ from the sampler's, whatever sampled."
+    )
+    vllm_importance_sampling_mode: str = _arg(
+        "sequence_mask", "`token_truncate`, `token_mask`, `sequence_truncate` or `sequence_mask`."
+    )
+    vllm_importance_sampling_clip_max: float | None = _arg(3.0, "Largest weight; None: no bound.")
+    vllm_importance_sampling_clip_min: float | None = _arg(None, "Smallest weight; None: no bound.")
+    off_policy_mask_threshold: float | None = _arg(
+        None, "Leave out rows of negative advantage that have drifted by more nats a token."
+    )
     use_bias_correction_kl: bool = _arg(True, "Weight the KL term by the importance ratio (DeepSeek-V3.2).")
     log_completions_hub_repo: str | None = _arg(None, "Hub repository for completions.")
     vllm_importance_sampling_cap: float | None = _arg(None, "Deprecated: vllm_importance_sampling_clip_max.")
 
     def __post_init__(self) -> None:
-        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
-        super().__post_init__()
-        _require(
-            self.scale_rewards in SCALE_REWARDS,
-            "scale_rewards",
-            self.scale_rewards,
-            f"one of {SCALE_REWARDS}",
-        )
-        _require(self.loss_type in LOSS_TYPES, "loss_type", self.loss_type, f"one of {LOSS_TYPES}")
-        level = self.importance_sampling_level
-        _require(level in ("token", "sequence"), "importance_sampling_level", level, "'token' or 'sequence'")
-        if self.loss_type == "dr_grpo":
-            length = self.max_completion_length
-            _require(length is not None, "max_completion_length", length, "a number: dr_grpo divides by it")
-        _require(self.delta is None or self.delta > 1, "delta", self.delta, "None or above 1")
-        self._check_rewards_and_entropy()
-
-    def _check_rewards_and_entropy(self) -> None:
-        aggregation, discount = self.multi_objective_aggregation, self.turn_discount
-        _require(aggregation in AGGREGATIONS, "multi_objective_aggregation", aggregation, f"one of {AGGREGATIONS}")
-        if aggregation == "normalize_then_sum":
-            scale = self.scale_rewards
-            _require(scale == "group", "scale_rewards", scale, "'group', as normalize_then_sum scales by definition")
-        _require(0 <= discount <= 1, "turn_discount", discount, "in [0, 1]")
-        low, high = self.entropy_coef_min, self.entropy_coef_max
-        _require(math.isfinite(self.entropy_coef), "entropy_coef", self.entropy_coef, "a finite number")
-        _require(low <= high, "entropy_coef_min", low, f"at most entropy_coef_max={high}")
-        _require(self.entropy_coef_delta >= 0, "entropy_coef_delta", self.entropy_coef_delta, "0 or more")
-        if self.use_adaptive_entropy:
-            coef = self.entropy_coef
-            _require(
-                low <= coef <= high, "entropy_coef", coef, f"in [{low}, {high}], where use_adaptive_entropy keeps it"
+        switches = {"True": "group", "False": "none"}  # TRL's older values; a command line gives them as text
+        self.scale_rewards = switches.get(str(self.scale_rewards), self.scale_rewards)
+        if self.vllm_importance_sampling_cap is not None:
+            warnings.warn(
+                "vllm_importance_sampling_cap is deprecated; use vllm_importance_sampling_clip_max",
+                FutureWarning,
+                stacklevel=3,
             )
+            self.vllm_importance_sampling_clip_max = self.vllm_importance_sampling_cap
+        super().__post_init__()
+        check_objective(self)
+        if self.log_completions_hub_repo is not None and not self.log_completions:
+            raise ConfigurationError(
+                f"log_completions_hub_repo={self.log_completions_hub_repo!r} uploads what log_completions collects; "
+                "set log_completions=True."
+            )
+
+    @property
+    def upper_clip(self) -> float:
+        """The effective `epsilon_high`."""
+        return CISPO_WEIGHT if self.loss_type == "cispo" and self.epsilon_high is None else super().upper_clip
 
 
 @dataclass
@@ -357,18 +408,15 @@ class RLOOConfig(RolloutConfig):
     num_generations: int | None = _arg(2, "Completions sampled for each prompt: the group size.")
     beta: float = _arg(0.05, "KL coefficient, applied in the reward; 0.0 loads no reference model.")
     normalize_advantages: bool = _arg(False, "Give the advantages of a generation batch mean 0 and std 1.")
-    reward_clip_range: tuple[float, float] | None = _arg(None, "Clip the total reward to (min, max).")
+    # A list, so that a command line can give two numbers; a tuple is as good.
+    reward_clip_range: list[float] | None = _arg(None, "Clip the total reward to (min, max).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         clip = self.reward_clip_range
         valid = clip is None or (len(clip) == 2 and clip[0] < clip[1])
         _require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
-
-
-def _require(condition: bool, name: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{name}={value!r}: expected {expected}.")
+        self.reward_clip_range = None if clip is None else list(clip)
 
 
 def _default(spec: dataclasses.Field[Any]) -> Any:

@@ -1,9 +1,10 @@
 """From trajectories to the tensors of one forward pass, and to the flat targets that are trained in it.
 
-A row is a trajectory's prompt and completion. Its targets are the sampled tokens; each is predicted from the
-position before it in its own row, so no target crosses from one row to the next. Rows lie in one of three
-layouts; everything after this module sees targets only: a row that is excluded from training keeps its place
-and has none.
+A row of a micro-batch is a trajectory: what has one advantage, one place in the denominators, one sum of logprobs. The
+model reads it as one sequence, prompt and completion, or as several where the episode forked. The row's targets are
+the sampled tokens of all its sequences; each is predicted from the position before it in its own sequence, so no target
+crosses from one sequence to the next. Sequences lie in one of three layouts; everything after this module sees targets
+only: a row that is excluded from training keeps its place and has none.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.training.attention import Segment
-from agentrl.types import Trajectory
+from agentrl.types import Row, Trajectory
 
 Item = TypeVar("Item")
 
 
 class Layout(Enum):
-    """How the rows of a micro-batch lie in its tensors.
+    """How the sequences of a micro-batch lie in its tensors.
 
     Attributes:
         PADDED: Side by side, padded on the right.
-        PACKED: End to end; the model tells them apart by their positions, which start again at each row.
-        SHARED: End to end, and a prompt that several rows have stands once, before their completions; attention
+        PACKED: End to end; the model tells them apart by their positions, which start again at each sequence.
+        SHARED: End to end, and a prompt that several sequences have stands once, before their completions; attention
             is told the segments.
     """
 
@@ -41,19 +42,20 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """R rows and their N targets. Targets are ordered by row, then by position.
+    """R rows in S sequences and their N targets. Targets are ordered by row, then by sequence and position.
 
     Attributes:
-        input_ids: int64 (R, T), or (1, T) when packed.
-        attention_mask: 1 on the tokens of rows, 0 on padding, (R, T); None when packed.
-        position_ids: Positions that start again at each row, (1, T); None when padded, where the model
+        input_ids: int64 (S, T), or (1, T) when packed.
+        attention_mask: 1 on the tokens of sequences, 0 on padding, (S, T); None when packed.
+        position_ids: Positions that start again at each sequence, (1, T); None when padded, where the model
             counts.
-        rows_at: Where each row stands in the flattened `input_ids`, its prompt apart if that is shared.
+        sequences_at: Where each sequence stands in the flattened `input_ids`, its prompt apart if that is shared.
         segments: What attention keeps apart, in order, for a model that is told; else None.
         target_index_N: Index in the flattened `input_ids` of the position that predicts the target, int64
             (N,).
         target_ids_N: The targets, int64 (N,).
         row_N: Row of each target, int64 (N,).
+        sequence_N: Sequence of each target, int64 (N,).
         sampler_logps_N: Logprob of each target as the generator reported it, float32 (N,).
         advantages_R: Advantage of each row, float32 (R,).
         turn_advantages_N: Advantage of each target, float32 (N,), when turns of a row have advantages of their own;
@@ -66,11 +68,12 @@ class MicroBatch:
     input_ids: Tensor
     attention_mask: Tensor | None
     position_ids: Tensor | None
-    rows_at: tuple[Segment, ...]
+    sequences_at: tuple[Segment, ...]
     segments: tuple[Segment, ...] | None
     target_index_N: Tensor
     target_ids_N: Tensor
     row_N: Tensor
+    sequence_N: Tensor
     sampler_logps_N: Tensor
     advantages_R: Tensor
     old_logps_N: Tensor | None = None
@@ -86,7 +89,7 @@ class MicroBatch:
     @property
     def rows(self) -> int:
         """R, the rows without targets included."""
-        return len(self.rows_at)
+        return self.advantages_R.numel()
 
     @property
     def tokens(self) -> int:
@@ -138,7 +141,7 @@ def collate(
             from the lengths.
         advantages: Advantage of each row; None means 0.
         trained: Whether each row is trained; the others have no targets. None means all.
-        layout: How the rows lie. The model has to support it: see `agentrl.training.layouts`.
+        layout: How the sequences lie. The model has to support it: see `agentrl.training.layouts`.
         pad_to_multiple_of: Round the padded length, or that of the packed tokens together, up to a multiple of
             this.
 
@@ -150,26 +153,30 @@ def collate(
     for name, values in (("advantages", advantages), ("trained", trained)):
         if values is not None and len(values) != count:
             raise ValueError(f"{count} trajectories but {len(values)} {name}")
+    owners = [r for r, trajectory in enumerate(trajectories) for _ in trajectory.rows]
+    sequences = [row for trajectory in trajectories for row in trajectory.rows]
     if layout is Layout.PADDED or not count:
-        inputs = _pad(trajectories, pad_token_id, pad_to_multiple_of)
+        inputs = _pad(sequences, pad_token_id, pad_to_multiple_of)
     else:
-        inputs = _pack(trajectories, pad_token_id, pad_to_multiple_of, share=layout is Layout.SHARED)
+        inputs = _pack(sequences, pad_token_id, pad_to_multiple_of, share=layout is Layout.SHARED)
 
-    index, ids, owner, logps = [], [], [], []
-    for r, (trajectory, place) in enumerate(zip(trajectories, inputs["rows_at"], strict=True)):
-        positions = _targets(r, trajectory) if trained is None or trained[r] else []
+    index, ids, row_of, sequence_of, logps = [], [], [], [], []
+    for s, (r, sequence, place) in enumerate(zip(owners, sequences, inputs["sequences_at"], strict=True)):
+        positions = _targets(r, sequence) if trained is None or trained[r] else []
         before = [*range(place.prefix_start, place.prefix_stop), *range(place.start, place.stop)]
-        offset = len(trajectory.prompt_ids)
+        offset = len(sequence.prompt_ids)
         for c in positions:
             index.append(before[offset + c - 1])
-            ids.append(trajectory.completion_ids[c])
-            owner.append(r)
-            logps.append(trajectory.logprobs[c])
+            ids.append(sequence.completion_ids[c])
+            row_of.append(r)
+            sequence_of.append(s)
+            logps.append(sequence.logprobs[c])
     return MicroBatch(
         **inputs,
         target_index_N=torch.tensor(index, dtype=torch.int64),
         target_ids_N=torch.tensor(ids, dtype=torch.int64),
-        row_N=torch.tensor(owner, dtype=torch.int64),
+        row_N=torch.tensor(row_of, dtype=torch.int64),
+        sequence_N=torch.tensor(sequence_of, dtype=torch.int64),
         sampler_logps_N=torch.tensor(logps, dtype=torch.float32),
         advantages_R=torch.tensor([0.0] * count if advantages is None else advantages, dtype=torch.float32),
     )
@@ -180,9 +187,9 @@ def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _pad(trajectories: Sequence[Trajectory], pad_token_id: int, multiple: int | None) -> dict[str, Any]:
-    """Rows side by side."""
-    rows = [trajectory.prompt_ids + trajectory.completion_ids for trajectory in trajectories]
+def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> dict[str, Any]:
+    """Sequences side by side."""
+    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences]
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     width = _round_up(max([1, *map(len, rows)]), multiple)
     padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
@@ -190,21 +197,19 @@ def _pad(trajectories: Sequence[Trajectory], pad_token_id: int, multiple: int | 
         "input_ids": torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width),
         "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
         "position_ids": None,
-        "rows_at": tuple(Segment(0, 0, r * width, r * width + len(row)) for r, row in enumerate(rows)),
+        "sequences_at": tuple(Segment(0, 0, r * width, r * width + len(row)) for r, row in enumerate(rows)),
         "segments": None,
     }
 
 
-def _pack(
-    trajectories: Sequence[Trajectory], pad_token_id: int, multiple: int | None, *, share: bool
-) -> dict[str, Any]:
-    """Rows end to end; those with one prompt follow it if it is to be shared."""
+def _pack(sequences: Sequence[Row], pad_token_id: int, multiple: int | None, *, share: bool) -> dict[str, Any]:
+    """Sequences end to end; those with one prompt follow it if it is to be shared."""
     groups: dict[object, list[int]] = {}
-    for r, trajectory in enumerate(trajectories):
-        groups.setdefault(tuple(trajectory.prompt_ids) if share else r, []).append(r)
+    for s, sequence in enumerate(sequences):
+        groups.setdefault(tuple(sequence.prompt_ids) if share else s, []).append(s)
     ids: list[int] = []
     segments: list[Segment] = []
-    rows_at: dict[int, Segment] = {}
+    sequences_at: dict[int, Segment] = {}
 
     def append(tokens: list[int], after: Segment | None = None) -> Segment:
         prefix = (0, 0) if after is None else (after.start, after.stop)
@@ -214,12 +219,12 @@ def _pack(
 
     for members in groups.values():
         if len(members) == 1:
-            trajectory = trajectories[members[0]]
-            rows_at[members[0]] = append(trajectory.prompt_ids + trajectory.completion_ids)
+            alone = sequences[members[0]]
+            sequences_at[members[0]] = append(alone.prompt_ids + alone.completion_ids)
             continue
-        prompt = append(trajectories[members[0]].prompt_ids)
-        for r in members:
-            rows_at[r] = append(trajectories[r].completion_ids, after=prompt)
+        prompt = append(sequences[members[0]].prompt_ids)
+        for s in members:
+            sequences_at[s] = append(sequences[s].completion_ids, after=prompt)
     if padding := _round_up(max(len(ids), 1), multiple) - len(ids):  # no model runs on no tokens at all
         append([pad_token_id] * padding)  # one more segment, which nothing sees and which sees nothing
     kept = [segment for segment in segments if segment.stop > segment.start]
@@ -228,7 +233,7 @@ def _pack(
         "input_ids": torch.tensor([ids], dtype=torch.int64),
         "attention_mask": None,
         "position_ids": torch.tensor([list(positions)], dtype=torch.int64),
-        "rows_at": tuple(rows_at[r] for r in range(len(trajectories))),
+        "sequences_at": tuple(sequences_at[s] for s in range(len(sequences))),
         "segments": tuple(kept) if share else None,
     }
 
@@ -237,15 +242,15 @@ def _round_up(length: int, multiple: int | None) -> int:
     return -(-length // multiple) * multiple if multiple else length
 
 
-def _targets(r: int, trajectory: Trajectory) -> list[int]:
+def _targets(r: int, sequence: Row) -> list[int]:
     """Where in the completion the sampled tokens stand."""
-    mask, logps = trajectory.loss_mask, trajectory.logprobs
-    if not len(trajectory.completion_ids) == len(mask) == len(logps):
+    mask, logps = sequence.loss_mask, sequence.logprobs
+    if not len(sequence.completion_ids) == len(mask) == len(logps):
         raise ValueError(
-            f"row {r} has {len(trajectory.completion_ids)} completion ids, {len(mask)} mask entries and "
+            f"row {r} has {len(sequence.completion_ids)} completion ids, {len(mask)} mask entries and "
             f"{len(logps)} logprobs; expected one of each per token"
         )
     targets = [c for c, sampled in enumerate(mask) if sampled]
-    if targets and targets[0] == 0 and not trajectory.prompt_ids:
+    if targets and targets[0] == 0 and not sequence.prompt_ids:
         raise ValueError(f"row {r} has an empty prompt: no position predicts its first sampled token")
     return targets

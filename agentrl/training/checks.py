@@ -5,6 +5,7 @@ Each check raises `ConfigurationError` with what was wrong, where, and what to c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ def check_sources(
         raise ConfigurationError(
             "rollout_func replaces the rollout engine, so `tools` and `environment_factory` would never be used; "
             "drop them or drop rollout_func."
+        )
+    if args.reasoning != "keep" and not tools and environments is None:
+        raise ConfigurationError(
+            f"reasoning={args.reasoning!r} says how an episode goes on after a tool round, but there are neither "
+            "`tools` nor an `environment_factory`; leave it at 'keep'."
         )
     if environments is None and not reward_funcs:
         raise ConfigurationError(
@@ -65,6 +71,11 @@ def check_rows(
         environments: One factory, several by name, or none.
         tools: Whether rollouts call tools, which needs conversational prompts.
     """
+    if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        several = f"; pick one of {sorted(dataset)}" if isinstance(dataset, dict) else ""
+        raise ConfigurationError(
+            f"a {type(dataset).__name__} is not a dataset; expected datasets.Dataset or IterableDataset{several}."
+        )
     columns = dataset.column_names
     if columns is None:
         return
@@ -74,6 +85,12 @@ def check_rows(
         raise ConfigurationError(
             f"environment_factory is a dict, so the dataset needs a column `environment` with one of "
             f"{sorted(environments)} in each row; its columns are {sorted(columns)}."
+        )
+    if "tools" in columns and not tools:
+        warnings.warn(
+            "the dataset has a column `tools`, which the model is not shown: it is passed on like any other column. "
+            "What the model can call comes from the trainer's `tools` and from environments, as in TRL.",
+            stacklevel=4,
         )
     if not isinstance(dataset, datasets.Dataset):
         return

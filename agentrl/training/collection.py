@@ -23,14 +23,17 @@ from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.policy import ToolPolicy
+from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
-from agentrl.training.generators import generator_of, sampling_of
+from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.reference import make_reference
@@ -44,7 +47,7 @@ from agentrl.training.windows import (
     batch_rewards,
     window_metrics,
 )
-from agentrl.types import Outcome, Task, Trajectory
+from agentrl.types import Task, Trajectory
 
 
 class Collector:
@@ -58,6 +61,7 @@ class Collector:
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
         signals: What the members of a group are compared by, see `RolloutTrainer.signals`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
+        corrects_sampler: Whether the loss is to be corrected for what the sampler's logprobs differ by, where they do.
         reward_funcs: As the user passed them, in a list.
         reward_processing_classes: Tokenizers of reward models.
         tools: Standalone tools.
@@ -81,9 +85,10 @@ class Collector:
         advantages: Callable[[BatchRewards, Tensor | None], Tensor],
         signals: Callable[[BatchRewards], Tensor],
         needs_kl: bool,
+        corrects_sampler: bool,
         reward_funcs: Sequence[Any],
         reward_processing_classes: Any,
-        tools: Sequence[Callable[..., Any]],
+        tools: Sequence[Callable[..., Any] | Tool],
         environment_factory: Any,
         rollout_func: Callable[..., Any] | None,
         generator: Generator | Callable[..., Generator] | None,
@@ -103,6 +108,7 @@ class Collector:
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(policy),
+            reasoning=args.reasoning,
         )
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):
@@ -114,6 +120,8 @@ class Collector:
                 else generator(policy)
             )
             self._owns_generator = True
+        exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
+        self.corrects_sampler = corrects_sampler and not exact
         self.sampling = sampling_of(args)
         self.engine = RolloutEngine(
             self.generator,
@@ -124,8 +132,18 @@ class Collector:
                 max_completion_length=args.max_completion_length,
                 max_context=self.generator.max_context,
                 max_tool_iterations=args.max_tool_calling_iterations,
+                rollout_timeout=args.rollout_timeout,
             ),
             sampling=self.sampling,
+            failures=FailurePolicy(
+                retries=args.environment_retries,
+                delay=args.environment_retry_delay,
+                max_rate=args.max_failure_rate,
+                window=args.failure_window,
+            ),
+            environment_timeout=args.environment_timeout,
+            tool_policy=ToolPolicy(timeout=args.tool_timeout),
+            tool_max_failures=args.tool_max_failures,
         )
         pool = self.engine.environments
         columns = _common_columns(datasets)
@@ -174,7 +192,7 @@ class Collector:
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
         """
-        draw = self._draw(tasks, part_of=len(tasks))
+        draw = self._draw(tasks)
         everywhere, mine = self._gather(draw.records)
         rewards = self._rewards_of(everywhere)
         discarded = Discarded()
@@ -186,7 +204,7 @@ class Collector:
             # Rows of all processes are in window order, so the number of a group is its position.
             groups = rewards.group_R[flat_R].unique().tolist()
             flat = flat_R[mine].nonzero()[:, 0].tolist()
-            draw.replace(flat, self._draw(redraw(groups, discarded.rounds), part_of=len(tasks)))
+            draw.replace(flat, self._draw(redraw(groups, discarded.rounds)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
         plan = self.arranger.plan(everywhere, mine, rows_per_batch, batches, together)
@@ -222,9 +240,9 @@ class Collector:
             log=log,
         )
 
-    def _draw(self, tasks: list[Task], *, part_of: int) -> Draw:
-        """Play tasks, which belong to a batch of `part_of`, and reward them."""
-        trajectories = self._play(tasks, part_of)
+    def _draw(self, tasks: list[Task]) -> Draw:
+        """Play tasks and reward them."""
+        trajectories = self._play(tasks)
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
@@ -259,18 +277,18 @@ class Collector:
 
     # Playing ------------------------------------------------------------------------------------------------
 
-    def _play(self, tasks: list[Task], part_of: int) -> list[Trajectory]:
+    def _play(self, tasks: list[Task]) -> list[Trajectory]:
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
-        return self.engine.run(tasks, part_of=part_of)
+        return self.engine.run(tasks)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
-        if trajectory.outcome is Outcome.ENV_FAILURE or not record.scored:
+        if not trajectory.outcome.is_signal or not record.scored:
             return False
         return not (self.args.mask_truncated_completions and trajectory.truncated)
 
@@ -296,15 +314,20 @@ class Collector:
         return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
 
     @property
-    def _needs_old_logps(self) -> bool:
-        """Whether the policy that sampled a window is not the one that is trained on all of it.
+    def on_policy(self) -> bool:
+        """Whether the policy that sampled a window is the one that is trained on all of it.
 
         When whole windows fit into each optimizer step, nothing is learned between sampling and the backward pass.
         """
         args = self.args
         assert args.steps_per_generation is not None
-        whole = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-        return not whole or self._needs_kl
+        return args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+
+    @property
+    def _needs_old_logps(self) -> bool:
+        """Whether the scores of the backward pass cannot stand for those of the policy that sampled."""
+        # Dropout is off while sampling; with it, a training pass differs from the sampler by more than rounding.
+        return not self.on_policy or self._needs_kl or (self.corrects_sampler and has_dropout(self.model))
 
     # Over all processes -------------------------------------------------------------------------------------
 
@@ -351,6 +374,15 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a training pass of the model is random, by a dropout module or by attention's own probability."""
+    probabilities = (
+        module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", None)
+        for module in model.modules()
+    )
+    return any(isinstance(p, float) and p > 0 for p in probabilities)
 
 
 def _common_columns(datasets: Sequence[Any]) -> set[str] | None:

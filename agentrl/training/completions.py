@@ -83,7 +83,7 @@ def print_rows(rows: Sequence[dict[str, Any]], step: int, console: Console | Non
         numeric = name == "advantage" or name.startswith("reward ")
         table.add_column(Text(name), justify="right" if numeric else "left", ratio=1 if numeric else 4)
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+        table.add_row(*(Text(cell(value)) for value in row.values()))
     (console or Console()).print(table)
 
 
@@ -92,7 +92,7 @@ def report_rows(rows: Sequence[dict[str, Any]], step: int, report_to: Sequence[s
     if not rows:
         return
     columns = ["step", *rows[0]]
-    data = [[step, *map(_cell, row.values())] for row in rows]
+    data = [[step, *map(cell, row.values())] for row in rows]
     if "wandb" in report_to:
         import wandb
 
@@ -129,7 +129,8 @@ def _readable_content(content: str | list[dict[str, Any]]) -> str:
     return " ".join(block.get("text", f"[{block.get('type', 'block')}]") for block in content)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as a person reads it."""
     if value is None:
         return ""
     return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,13 +1,14 @@
 """Rollouts that a user's own function plays: `rollout_func`.
 
 It gets the prompts, one for each completion wanted, and the trainer, and gives back a dict of lists with one entry a
-completion: `prompt_ids`, `completion_ids`, `logprobs` (of the sampled tokens; anything where `env_mask` is 0), and
-optionally `env_mask` (1 on tokens that the model sampled; default all). Every other entry reaches the reward functions
-under its name.
+completion: `prompt_ids`, `completion_ids`, `logprobs` (of the sampled tokens under the distribution they were drawn
+from, None or NaN where it is not known; anything where `env_mask` is 0), and optionally `env_mask` (1 on tokens that
+the model sampled; default all). Every other entry reaches the reward functions under its name.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,10 +37,11 @@ def play_custom(
     _check(answer, len(tasks))
     extra = {name: values for name, values in answer.items() if name not in (*REQUIRED, "env_mask")}
     masks = answer.get("env_mask") or [[1] * len(ids) for ids in answer["completion_ids"]]
-    logprobs = answer["logprobs"] or [[float("nan")] * len(ids) for ids in answer["completion_ids"]]
+    logprobs = answer["logprobs"] or [None] * len(tasks)
     trajectories = []
     for row, task in enumerate(tasks):
-        ids, mask, scores = list(answer["completion_ids"][row]), list(masks[row]), list(logprobs[row])
+        ids, mask = list(answer["completion_ids"][row]), list(masks[row])
+        scores = [math.nan if score is None else score for score in logprobs[row] or [None] * len(ids)]
         if not len(ids) == len(mask) == len(scores):
             raise RolloutError(
                 f"rollout_func gave row {row} {len(ids)} completion_ids, {len(mask)} env_mask entries and "

@@ -9,22 +9,18 @@ p0 p0 p1 p1 | p0 p0 p1 p1 | p2 p2 p3 p3 | p2 p2 p3 p3.
 The order is a function of (seed, epoch, position) alone, so a resumed run continues with the rows that an
 uninterrupted one would have drawn. A last window that would not be full is left out of its epoch.
 
-A checkpoint holds no rollouts. When it falls between two steps of one window, the resumed run plays that window again
-with the policy of the checkpoint, and takes the steps that are left; its tokens count twice in `num_tokens`. Windows
-end at checkpoints when `save_steps` optimizer steps hold whole windows: when `save_steps * gradient_accumulation_steps`
-is a multiple of `steps_per_generation * num_iterations`.
+A checkpoint that falls between two steps of one window holds that window, see `training.checkpoints`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from agentrl.chat.messages import clean_columns
 from agentrl.errors import ConfigurationError
@@ -129,11 +125,13 @@ class ScheduledStep:
         window: Identity of the window, (epoch, index).
         slot: Index of the micro-batch within this process's slice.
         rows: The window's prompts, by position; only those this process needs.
+        last: Whether no later step uses the window.
     """
 
     window: tuple[int, int]
     slot: int
     rows: dict[int, Row] = field(default_factory=dict)
+    last: bool = False
 
 
 class Schedule(Dataset[ScheduledStep]):
@@ -175,7 +173,7 @@ class Schedule(Dataset[ScheduledStep]):
         first = window * self._shape.prompts
         positions = [p for p in _positions(self._shape) if first + p < len(order)]
         rows = {p: dict(self._rows[order[first + p]]) for p in positions}
-        return ScheduledStep((epoch, window), within % self._shape.steps, rows)
+        return _step(self._shape, (epoch, window), within, rows)
 
     def redraw(self, window: tuple[int, int], positions: Sequence[int], number: int) -> ScheduledStep:
         """Give other prompts for some positions of a window; a function of the seed and the arguments alone.
@@ -230,62 +228,10 @@ class Stream(IterableDataset[ScheduledStep]):
             while len(prompts := list(islice(stream, self._shape.prompts))) == self._shape.prompts:
                 rows = {p: dict(prompts[p]) for p in _positions(self._shape)}
                 for within in range(self._shape.steps_per_window):
-                    yield ScheduledStep((epoch, window), within % self._shape.steps, rows)
+                    yield _step(self._shape, (epoch, window), within, rows)
                 window += 1
             if window == 0:
                 raise _too_few(len(prompts), self._shape)
-
-
-class ScheduleLoader(DataLoader[ScheduledStep]):
-    """A loader of single steps that tells its schedule the epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by `transformers.Trainer` before each epoch; a stream counts its passes itself."""
-        if isinstance(self.batch_sampler, _EpochBatches):
-            self.batch_sampler.set_epoch(epoch)
-
-
-class _EpochBatches:
-    """Yields the indices of one epoch, one at a time."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[list[int]]:
-        start = self._epoch * self._length
-        return ([index] for index in range(start, start + self._length))
-
-
-def make_loader(schedule: Schedule | Stream, *, workers: int = 0, **worker_options: Any) -> ScheduleLoader:
-    """Make the loader of a schedule; each item is one `ScheduledStep`.
-
-    Args:
-        schedule: What to load.
-        workers: Worker processes that read rows ahead.
-        **worker_options: Further options of `DataLoader` that concern workers.
-    """
-    if isinstance(schedule, Stream):
-        if workers:
-            warnings.warn(
-                f"dataloader_num_workers={workers}: a dataset without a length is read in the main process, since "
-                "several workers would interleave its rows and break groups up",
-                stacklevel=2,
-            )
-        return ScheduleLoader(schedule, batch_size=None)
-    return ScheduleLoader(
-        schedule,
-        batch_sampler=_EpochBatches(len(schedule)),
-        collate_fn=_only_item,
-        num_workers=workers,
-        **(worker_options if workers else {}),
-    )
 
 
 def make_tasks(step: ScheduledStep, shape: Shape, seed: int, *, redraw: int = 0) -> list[Task]:
@@ -317,6 +263,10 @@ def make_tasks(step: ScheduledStep, shape: Shape, seed: int, *, redraw: int = 0)
     return tasks
 
 
+def _step(shape: Shape, window: tuple[int, int], within: int, rows: dict[int, Row]) -> ScheduledStep:
+    return ScheduledStep(window, within % shape.steps, rows, last=within == shape.steps_per_window - 1)
+
+
 def _too_few(rows: int, shape: Shape) -> ConfigurationError:
     return ConfigurationError(
         f"train_dataset has {rows} rows, but one generation batch takes {shape.prompts} prompts "
@@ -327,7 +277,3 @@ def _too_few(rows: int, shape: Shape) -> ConfigurationError:
 
 def _positions(shape: Shape) -> list[int]:
     return sorted({row // shape.generations for row in shape.local_rows})
-
-
-def _only_item(batch: list[ScheduledStep]) -> ScheduledStep:
-    return batch[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.objectives.regularizers import adapted_coefficient, entropy_bonus
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.metrics import MetricStore

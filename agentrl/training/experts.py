@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigurationError
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.preparation import inner
 

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import torch
 from transformers import PreTrainedModel
 
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.generation.factory import make_generator
+from agentrl.generation.local import LocalGenerator
 from agentrl.training.arguments import RolloutConfig, as_dict
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,15 @@ def sampling_of(args: RolloutConfig) -> SamplingParams:
     given = as_dict(args.generation_kwargs) or {}
     chosen = {name: given.get(name, getattr(args, name)) for name in COMMON}
     return dataclasses.replace(SamplingParams(max_tokens=1), **chosen)
+
+
+def samples_the_policy(generator: Generator, args: RolloutConfig, policy: PreTrainedModel) -> bool:
+    """Whether the logprobs that come with samples are the policy's own but for the rounding of float32.
+
+    Correcting for that would only carry noise into the update: how rows share a batch depends on when they arrive.
+    """
+    mixed = args.bf16 or args.fp16 or getattr(policy, "is_quantized", False)
+    return isinstance(generator, LocalGenerator) and policy.dtype == torch.float32 and not mixed
 
 
 def generator_of(

@@ -7,12 +7,15 @@ from torch import Tensor
 
 from agentrl.errors import RewardError
 from agentrl.objectives.advantages import gdpo_advantages, grpo_advantages
-from agentrl.objectives.losses import Denominators, clipped_surrogate, log_ratios, token_loss
+from agentrl.objectives.aggregation import Denominators, token_loss
+from agentrl.objectives.losses import log_ratios
 from agentrl.objectives.regularizers import kl_k3
+from agentrl.objectives.selection import entropy_threshold
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.batching import MicroBatch
-from agentrl.training.clipping import clip_metrics
 from agentrl.training.metrics import MetricStore
+from agentrl.training.objective_metrics import mean_metric
+from agentrl.training.policy_loss import policy_loss
 from agentrl.training.scoring import Scores
 from agentrl.training.trainer import RolloutTrainer
 from agentrl.training.windows import BatchRewards
@@ -40,7 +43,8 @@ class GRPOTrainer(RolloutTrainer):
         optimizers: An optimizer and a scheduler.
         quantization_config: For loading the model by name; ignored for a model object.
         peft_config: Wraps the model in adapters.
-        tools: Functions that the model may call, sync or async, with type hints and a Google-style docstring.
+        tools: Functions that the model may call, sync or async, with type hints and a Google-style docstring;
+            or `agentrl.Tool.from_schema(...)`.
         rollout_func: Plays the episodes instead of the engine; see `agentrl.training.custom_rollouts`.
         environment_factory: Makes environments; or several factories by name, picked by the dataset's
             `environment` column. See `agentrl.rollout.environments` for the contract.
@@ -90,27 +94,37 @@ class GRPOTrainer(RolloutTrainer):
                 "for each rollout."
             )
 
+    def selected(self, scores: Scores) -> Tensor | None:
+        """The tokens of highest entropy among those that all processes train on now.
+
+        In evaluation a process may have no batch where the others have one, so each looks at its own tokens only.
+        """
+        share = self.args.top_entropy_quantile
+        if share == 1:
+            return None
+        entropy_N = everywhere = scores.entropy_N.detach()
+        if self.model.training:
+            padded = self.accelerator.pad_across_processes(entropy_N, pad_index=-1)
+            gathered: Tensor = self.accelerator.gather(padded)
+            everywhere = gathered[gathered > -0.5]  # rounding may leave an entropy of 0 slightly below it
+        return entropy_N >= entropy_threshold(everywhere, share)
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether the loss is weighted by what the trainer and the sampler make of the same tokens."""
+        return self.args.vllm_importance_sampling_correction
+
     def loss(self, scores: Scores, batch: MicroBatch, denominators: Denominators, metrics: MetricStore) -> Tensor:
-        """The clipped surrogate, with the KL term where beta is set."""
+        """The policy loss, restricted and weighted as configured, with the KL term where beta is set."""
         args = self.args
         log_ratio_N = log_ratios(
-            scores.logps_N, batch.old_logps_N, batch.row_N, batch.rows, args.importance_sampling_level
+            scores.logps_N, self.old_logps(batch), batch.row_N, batch.rows, args.importance_sampling_level
         )
-        surrogate = clipped_surrogate(
-            log_ratio_N,
-            batch.target_advantages,
-            args.epsilon,
-            args.epsilon if args.epsilon_high is None else args.epsilon_high,
-            args.delta,
-        )
-        loss_N = surrogate.loss
+        loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics, correct_sampler=self.collector.corrects_sampler)
         if args.beta and batch.ref_logps_N is not None:
-            ratio_N = surrogate.ratio if args.use_bias_correction_kl else None
-            loss_N = loss_N + args.beta * kl_k3(scores.logps_N, batch.ref_logps_N, ratio_N)
-            if batch.tokens:
-                kl_N = kl_k3(scores.logps_N.detach(), batch.ref_logps_N)
-                metrics.add("kl", kl_N.mean().item(), batch.tokens)
-        clip_metrics(surrogate, batch.row_N, batch.rows, metrics, level=args.importance_sampling_level)
+            kl_N = kl_k3(scores.logps_N, batch.ref_logps_N, log_ratio_N.exp() if args.use_bias_correction_kl else None)
+            loss_N = loss_N + args.beta * kl_N
+            mean_metric("kl", kl_N.detach(), batch.row_N, batch.rows, metrics, level="token")
         return token_loss(
             loss_N,
             batch.row_N,

@@ -48,6 +48,11 @@ def load_model(
         )
     if peft_config is not None:
         model = _add_adapters(model, peft_config)
+    if any(adapter.is_prompt_learning for adapter in getattr(model, "peft_config", {}).values()):
+        raise ConfigurationError(
+            "prompt-learning adapters put virtual tokens before each row, so that logits and tokens no longer stand "
+            "side by side; use LoRA or another adapter of weights."
+        )
     if args.disable_dropout:
         disable_dropout(model)
     if getattr(args, "cast_lm_head_to_fp32", False):  # GRPO only
@@ -116,5 +121,6 @@ def _add_adapters(model: PreTrainedModel, peft_config: Any) -> PreTrainedModel:
     if isinstance(model, PeftModel):
         raise ConfigurationError("`model` is a PEFT model already; drop peft_config.")
     if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model)
+        # Whether activations are recomputed is said by the configuration; the Trainer sees to it.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return get_peft_model(model, peft_config)

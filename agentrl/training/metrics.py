@@ -37,6 +37,8 @@ class RolloutRecord:
         turns: Sampled turns.
         tool_calls: Calls the model wrote.
         tool_failures: Calls that failed.
+        tool_timeouts: Calls that took longer than they may.
+        retries: Attempts before the one that counted.
         turn_rewards: One reward a turn besides `rewards`, None when the environment gave none by turn.
     """
 
@@ -50,6 +52,8 @@ class RolloutRecord:
     turns: int
     tool_calls: int
     tool_failures: int
+    tool_timeouts: int = 0
+    retries: int = 0
     turn_rewards: tuple[float, ...] | None = None
 
     @property
@@ -65,7 +69,7 @@ class RolloutRecord:
 
 def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> RolloutRecord:
     """Summarise a trajectory."""
-    by_turn = None if trajectory.outcome is Outcome.ENV_FAILURE else trajectory.turn_rewards
+    by_turn = trajectory.turn_rewards if trajectory.outcome.is_signal else None
     return RolloutRecord(
         group=trajectory.task.group,
         rewards=tuple(rewards),
@@ -77,6 +81,8 @@ def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> Roll
         turns=len(trajectory.turns),
         tool_calls=trajectory.tool_calls,
         tool_failures=trajectory.tool_failures,
+        tool_timeouts=trajectory.tool_timeouts,
+        retries=trajectory.retries,
         turn_rewards=None if by_turn is None else tuple(by_turn),
     )
 
@@ -96,24 +102,29 @@ def length_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 
 def tool_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Return the `tools/*` metrics: calls for each rollout, and the share of them that failed."""
+    """Return the `tools/*` metrics: calls for each rollout, and the shares of them that failed and timed out."""
     calls = sum(record.tool_calls for record in records)
     failures = sum(record.tool_failures for record in records)
+    timeouts = sum(record.tool_timeouts for record in records)
     return {
         "tools/call_frequency": calls / max(len(records), 1),
         "tools/failure_frequency": failures / calls if calls else 0.0,
+        "tools/timeout_frequency": timeouts / calls if calls else 0.0,
     }
 
 
 def outcome_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Return the share of each outcome, under `outcomes/*`, and the mean number of turns.
+    """Return the share of each outcome and the mean number of retries, under `outcomes/*`, and that of turns.
 
     Outcomes that did not occur are 0, so that averages over several batches are right.
     """
     metrics = {
         f"outcomes/{outcome.value}": sum(r.outcome is outcome for r in records) / len(records) for outcome in Outcome
     }
-    return metrics | {"completions/mean_turns": float(np.mean([record.turns for record in records]))}
+    return metrics | {
+        "outcomes/retries": float(np.mean([record.retries for record in records])),
+        "completions/mean_turns": float(np.mean([record.turns for record in records])),
+    }
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
@@ -159,9 +170,18 @@ class MetricStore:
             how: How = "min" if last.startswith("min") else "max" if last.startswith("max") else "mean"
             self.add(name, value, weight, how)
 
+    def entries(self) -> list[tuple[str, How, float, float]]:
+        """Return what was collected on this process: name, reduction, value or weighted sum, weight."""
+        return [(name, entry.how, entry.value, entry.weight) for name, entry in self._entries.items()]
+
+    @classmethod
+    def of(cls, entries: Sequence[Sequence[Any]]) -> MetricStore:
+        """Make a store of what `entries` gave, as a checkpoint keeps it."""
+        return cls({name: _Entry(how, value, weight) for name, how, value, weight in entries})
+
     def reduce(self, world_size: int) -> dict[str, float]:
         """Return the metrics over all processes and forget them. Every process has to call it."""
-        local = [(name, entry.how, entry.value, entry.weight) for name, entry in self._entries.items()]
+        local = self.entries()
         self._entries = {}
         merged: dict[str, _Entry] = {}
         for name, how, value, weight in gather_object(local) if world_size > 1 else local:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
 
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.entropy import EntropyBonus, make_entropy_bonus
@@ -75,7 +75,9 @@ class Regularization:
             train: Whether it is trained on.
         """
         if self.entropy_bonus is not None:
-            loss = self.entropy_bonus.subtract(loss, scores.entropy_N, counts, metrics, train=train)
+            loss = self.entropy_bonus.subtract(
+                loss, scores.entropy_N, counts, metrics, train=train, selected_N=scores.selected_N
+            )
         if scores.router_loss is not None:
             loss = loss + self.router_coef * router_term(scores.router_loss, batch.tokens, counts)
             metrics.add("aux_loss", scores.router_loss.item(), weight=float(batch.tokens > 0))

@@ -3,7 +3,8 @@
 A reward source is a reward function, a reward model or an environment class with `get_reward`. A reward
 function is called with keyword arguments, as many as its signature takes:
 
-- `prompts`, `completions`, `completion_ids`: one entry per completion;
+- `prompts`, `completions`, `completion_ids`: one entry per completion (the ids of an episode that forked are those of
+  its rows, one after the other);
 - every dataset column except `prompt`, and the extra fields of a `rollout_func`: lists, None where missing;
 - `trainer_state`, `log_extra(column, values)`, `log_metric(name, value)`;
 - `environments`, only with an `environment_factory`: the instance that played each rollout.
@@ -25,11 +26,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigurationError, RewardError
+from agentrl.rollout.calling import is_async
 from agentrl.rollout.schemas import function_name
-from agentrl.rollout.threads import is_async
 from agentrl.training.reward_functions import RewardFunction, distinct_names
 from agentrl.training.reward_models import RewardModel
-from agentrl.types import Outcome, Trajectory
+from agentrl.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class RewardSet:
             RewardError: A function returned something that is not one reward per completion.
         """
         count = len(trajectories)
-        rows = [row for row, t in enumerate(trajectories) if t.outcome is not Outcome.ENV_FAILURE]
+        rows = [row for row, t in enumerate(trajectories) if t.outcome.is_signal]
         offered = self._offered([trajectories[row] for row in rows]) | {
             "trainer_state": trainer_state,
             "log_extra": None if log_extra is None else _column_logger(log_extra, rows, count),
@@ -185,7 +186,7 @@ class RewardSet:
         return offered | {
             "prompts": [t.prompt for t in trajectories],
             "completions": [t.completion for t in trajectories],
-            "completion_ids": [t.completion_ids for t in trajectories],
+            "completion_ids": [[token for row in t.rows for token in row.completion_ids] for t in trajectories],
         }
 
     def _call(self, offered: Mapping[str, Any], run: Callable[[Coroutine[Any, Any, Any]], Any]) -> list[Any]:

@@ -6,11 +6,12 @@ from torch import Tensor
 
 from agentrl.errors import RewardError
 from agentrl.objectives.advantages import rloo_advantages
-from agentrl.objectives.losses import Denominators, rloo_loss, row_loss
+from agentrl.objectives.aggregation import Denominators, row_loss
+from agentrl.objectives.losses import rloo_loss
 from agentrl.training.arguments import RLOOConfig
 from agentrl.training.batching import MicroBatch
-from agentrl.training.clipping import clip_metrics_of_rows
 from agentrl.training.metrics import MetricStore
+from agentrl.training.objective_metrics import clip_metrics_of_rows
 from agentrl.training.scoring import Scores
 from agentrl.training.trainer import RolloutTrainer
 from agentrl.training.windows import BatchRewards
@@ -64,11 +65,11 @@ class RLOOTrainer(RolloutTrainer):
         args = self.args
         surrogate = rloo_loss(
             scores.logps_N,
-            batch.old_logps_N,
+            self.old_logps(batch),
             batch.advantages_R,
             batch.row_N,
             args.epsilon,
-            args.epsilon if args.epsilon_high is None else args.epsilon_high,
+            args.upper_clip,
         )
         clip_metrics_of_rows(surrogate, metrics)
         return row_loss(surrogate.loss, denominators)

@@ -46,11 +46,13 @@ class Scores(NamedTuple):
         logps_N: Logprob of each target.
         entropy_N: Entropy in nats of the distribution it was drawn from; empty when not asked for.
         router_loss: Auxiliary loss of a mixture-of-experts model, a scalar; None when not asked for.
+        selected_N: bool, the targets that the objective is restricted to by their entropy; None: all.
     """
 
     logps_N: Tensor
     entropy_N: Tensor
     router_loss: Tensor | None = None
+    selected_N: Tensor | None = None
 
 
 def score(
@@ -202,22 +204,23 @@ def _close(logits: Tensor, ours: Tensor) -> bool:
 
 
 class _Seen:
-    """Which ids stand in a row before each target: what a repetition penalty looks at."""
+    """Which ids stand in a sequence before each target: what a repetition penalty looks at."""
 
     def __init__(self, batch: MicroBatch, core: Any) -> None:
         vocab_size = core.config.get_text_config().vocab_size
         ids = batch.input_ids.flatten()
-        rows = [torch.cat([ids[at.prefix_start : at.prefix_stop], ids[at.start : at.stop]]) for at in batch.rows_at]
-        self.first_RV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
-        self.row_N = batch.row_N
-        prefix_start_N, prefix_stop_N, start_N, _ = torch.tensor(batch.rows_at, device=ids.device)[batch.row_N].T
+        places = batch.sequences_at
+        rows = [torch.cat([ids[at.prefix_start : at.prefix_stop], ids[at.start : at.stop]]) for at in places]
+        self.first_SV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
+        self.sequence_N = batch.sequence_N
+        prefix_start_N, prefix_stop_N, start_N, _ = torch.tensor(places, device=ids.device)[batch.sequence_N].T
         before_N = batch.target_index_N
         own_N = before_N - start_N + prefix_stop_N - prefix_start_N
         self.position_N = 1 + torch.where(before_N < start_N, before_N - prefix_start_N, own_N)
 
     def before(self, span: slice) -> Tensor:
         """For the targets of a span, bool (C, V)."""
-        return seen_before(self.first_RV[self.row_N[span]], self.position_N[span])
+        return seen_before(self.first_SV[self.sequence_N[span]], self.position_N[span])
 
 
 def _in_chunks(

@@ -12,36 +12,31 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import datasets
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
-from agentrl.objectives.losses import Denominators
+from agentrl.objectives.aggregation import Denominators
+from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import Environments, check_rows, check_sources
 from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
-from agentrl.training.data import (
-    EmptyRows,
-    Schedule,
-    ScheduledStep,
-    ScheduleLoader,
-    Stream,
-    evaluation_shape,
-    make_loader,
-    make_tasks,
-    training_shape,
-)
+from agentrl.training.completions_hub import CompletionsRepo
+from agentrl.training.data import Schedule, ScheduledStep, Stream, evaluation_shape, make_tasks, training_shape
 from agentrl.training.draws import redraw_from
+from agentrl.training.lifecycle import LifeCycle
+from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training_loader
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
+from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
@@ -51,12 +46,10 @@ from agentrl.types import derive_seed
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
 
 
-class RolloutTrainer(Trainer):
+class RolloutTrainer(LifeCycle):
     """What GRPO and RLOO share. Subclasses say how rewards become advantages and what the loss is."""
 
     config_class: ClassVar[type[RolloutConfig]]
-    algorithm: ClassVar[str]
-    args: RolloutConfig
     model: PreTrainedModel
     processing_class: PreTrainedTokenizerBase
 
@@ -76,7 +69,7 @@ class RolloutTrainer(Trainer):
         ),
         quantization_config: Any = None,
         peft_config: Any = None,
-        tools: list[Callable[..., Any]] | None = None,
+        tools: list[Callable[..., Any] | Tool] | None = None,
         rollout_func: RolloutFunction | None = None,
         environment_factory: Environments | None = None,
         *,
@@ -131,6 +124,7 @@ class RolloutTrainer(Trainer):
             advantages=self.advantages,
             signals=self.signals,
             needs_kl=self.penalises_kl_in_reward,
+            corrects_sampler=self.corrects_sampler,
             reward_funcs=rewards,
             reward_processing_classes=reward_processing_classes,
             tools=tools or [],
@@ -145,7 +139,10 @@ class RolloutTrainer(Trainer):
             self.add_callback(callback)
         self._metrics = {True: MetricStore(), False: MetricStore()}
         self._completions = {True: CompletionLog(), False: CompletionLog()}
-        self._window: Window | None = None
+        self._completions_repo: CompletionsRepo | None = None
+        repo = getattr(args, "log_completions_hub_repo", None)
+        if repo is not None and self.is_world_process_zero():
+            self._completions_repo = CompletionsRepo(repo, token=args.hub_token, private=args.hub_private_repo)
         self._step_started = time.perf_counter()
         self._parameters = self.model.num_parameters()
 
@@ -176,29 +173,22 @@ class RolloutTrainer(Trainer):
         """Whether `advantages` needs the KL of each row."""
         return False
 
+    def selected(self, scores: Scores) -> Tensor | None:
+        """Which targets of a micro-batch the loss is restricted to by their scores, bool (N,); None: all."""
+        return None
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether `loss` weighs what the trainer and the sampler make of the same tokens."""
+        return False
+
     # Data ---------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> ScheduleLoader:
         """Return the loader of training steps; rows come in the order that `training.data` documents."""
-        args, shape = self.args, training_shape(self.args)
-        rows = self._visible_columns(self.train_dataset)
-        if isinstance(rows, datasets.IterableDataset):
-            schedule: Schedule | Stream = Stream(rows, shape)
-        else:
-            if rows is None:
-                windows = math.ceil(args.max_steps * args.gradient_accumulation_steps / shape.steps_per_window)
-                rows = EmptyRows(windows * shape.prompts)
-            seed = args.seed if args.data_seed is None else args.data_seed
-            schedule = Schedule(rows, shape, seed=seed, shuffle=bool(args.shuffle_dataset))
-        self._schedule = schedule
-        return make_loader(
-            schedule,
-            workers=args.dataloader_num_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            persistent_workers=args.dataloader_persistent_workers,
-            multiprocessing_context=args.dataloader_multiprocessing_context,
-            in_order=args.dataloader_in_order,
-        )
+        loader = training_loader(self.train_dataset, self.args)
+        self._schedule = cast("Schedule | Stream", loader.dataset)
+        return loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> ScheduleLoader:
         """Return the loader of evaluation windows; every row is played `num_generations_eval` times."""
@@ -207,11 +197,7 @@ class RolloutTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ConfigurationError("evaluation needs an eval_dataset.")
-        rows = self._visible_columns(dataset)
-        if isinstance(rows, datasets.IterableDataset):
-            rows = list(rows)
-        schedule = Schedule(rows, evaluation_shape(self.args), seed=self.args.seed, shuffle=False, keep_last=True)
-        return make_loader(schedule)
+        return evaluation_loader(dataset, self.args)
 
     def get_test_dataloader(self, test_dataset: Any) -> ScheduleLoader:
         """Return the loader of `predict`, which plays a dataset as evaluation does."""
@@ -220,11 +206,6 @@ class RolloutTrainer(Trainer):
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of rows behind a loader."""
         return getattr(dataloader.dataset, "num_rows", 0)
-
-    def _visible_columns(self, dataset: Any) -> Any:
-        if dataset is None or not self.args.remove_unused_columns or dataset.column_names is None:
-            return dataset
-        return dataset.select_columns([c for c in dataset.column_names if c in ("prompt", "environment")])
 
     # Training -----------------------------------------------------------------------------------------------
 
@@ -237,6 +218,7 @@ class RolloutTrainer(Trainer):
         for _ in range(num_batches):
             if (step := next(epoch_iterator, None)) is None:
                 break
+            self._load_rng_state(self._resumed_from)
             batches.append(self._micro_batch(step))
         counts = self._count(batches)
         tokens = torch.tensor(counts.tokens, device=device)
@@ -264,8 +246,9 @@ class RolloutTrainer(Trainer):
             raise ConfigurationError("the loss of rollouts has no model outputs to return; leave return_outputs=False.")
         metrics = self._metrics[model.training]
         scores = self.collector.score(model, inputs)
+        scores = scores._replace(selected_N=self.selected(scores))
         if inputs.tokens:
-            self._compare_with_sampler(scores, inputs, metrics)
+            sampler_metrics(scores, inputs, metrics)
             metrics.add("entropy", scores.entropy_N.mean().item(), inputs.tokens)
         counts = inputs.denominators
         assert counts is not None
@@ -324,10 +307,7 @@ class RolloutTrainer(Trainer):
         self.collector.close()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; see `transformers.Trainer.train`. Environments are closed at the end, also after an error."""
-        # What an earlier call left belongs to other weights and other steps.
-        self._window = None
-        self._metrics[True] = MetricStore()
+        """Train; see `LifeCycle.train`. Environments are closed at the end, also after an error."""
         self._completions[True].clear()
         self.collector.weights_changed()
         self.regularization.reset()
@@ -336,6 +316,8 @@ class RolloutTrainer(Trainer):
         finally:
             self.is_in_train = False
             self.close()
+            if self._completions_repo is not None:
+                self._completions_repo.finish()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -361,7 +343,10 @@ class RolloutTrainer(Trainer):
                 redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )
             self._note(self._window, train=True)
-        return self._window.batches[step.slot]
+        batch = self._window.batches[step.slot]
+        if step.last:
+            self._window = None
+        return batch
 
     def _count(self, batches: Sequence[MicroBatch]) -> Denominators:
         local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]
@@ -371,14 +356,9 @@ class RolloutTrainer(Trainer):
         )
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
-    def _compare_with_sampler(self, scores: Scores, batch: MicroBatch, metrics: MetricStore) -> None:
-        """Log how far the trainer's logprobs are from the sampler's, for the weights that sampled."""
-        if batch.sampler_logps_N is None:
-            return
-        ours_N = scores.logps_N.detach() if batch.old_logps_N is None else batch.old_logps_N
-        difference_N = (ours_N - batch.sampler_logps_N).abs()
-        metrics.add("sampling/sampling_logp_difference/mean", difference_N.mean().item(), batch.tokens)
-        metrics.add("sampling/sampling_logp_difference/max", difference_N.max().item(), how="max")
+    def old_logps(self, batch: MicroBatch) -> Tensor | None:
+        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
+        return None if self.collector.on_policy else batch.old_logps_N
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""
@@ -395,11 +375,12 @@ class RolloutTrainer(Trainer):
     def _show_completions(self, *, train: bool) -> None:
         log = self._completions[train]
         if self.args.log_completions and self.is_world_process_zero():
-            rows = select_rows(
-                log, limit=self.args.num_completions_to_print, unique_prompts=self.args.log_unique_prompts
-            )
-            print_rows(rows, self.state.global_step)
-            report_rows(rows, self.state.global_step, self.args.report_to or [])
+            rows = select_rows(log, limit=None, unique_prompts=self.args.log_unique_prompts)
+            shown = rows[: self.args.num_completions_to_print]
+            print_rows(shown, self.state.global_step)
+            report_rows(shown, self.state.global_step, self.args.report_to or [])
+            if train and self._completions_repo is not None:
+                self._completions_repo.add(rows, self.state.global_step)
         log.clear()
 
     def _prepare_inputs(self, inputs: Any) -> Any:

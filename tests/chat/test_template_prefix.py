@@ -2,7 +2,13 @@
 
 import pytest
 
-from agentrl.chat.prefix import check_prefix_preserving, first_break, missing_tool_parts, supports_tools
+from agentrl.chat.prefix import (
+    check_prefix_preserving,
+    first_break,
+    missing_tool_parts,
+    supports_tools,
+    tool_conversations,
+)
 from agentrl.chat.renderer import Renderer
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError
@@ -64,11 +70,12 @@ def test_a_template_that_forgets_reasoning_is_not_prefix_preserving_c02():
     assert "r</think>" in render(messages, None, True)
 
 
-def test_a_template_that_changes_a_turn_is_refused_with_the_message_and_both_renderings_b09():
-    with pytest.raises(TemplateError, match=r"message 2 \(assistant\)") as caught:
-        Renderer(fix_tokenizer("think"), tools=True)
+def test_the_break_names_the_message_and_shows_both_renderings_b09():
+    tokenizer = fix_tokenizer("think")
+    with pytest.raises(TemplateError, match=r"message 1 \(assistant\)") as caught:
+        check_prefix_preserving(Template(tokenizer, tokenizer.chat_template, {}).render)
     assert "before: …'" in str(caught.value)
-    assert "<think>because</think><call>" in str(caught.value)
+    assert "<think>because</think>Let me see.<call>" in str(caught.value)
 
 
 def test_only_the_conversation_that_breaks_is_reported_b09():
@@ -90,6 +97,31 @@ def test_the_fixtures_that_keep_their_turns_pass():
     for name in ("t0", "grouped"):
         tokenizer = fix_tokenizer(name)
         check_prefix_preserving(Template(tokenizer, tokenizer.chat_template, {}).render)
+
+
+def test_the_generated_conversations_have_every_shape():
+    tokenizer = fix_tokenizer()
+    made = list(tool_conversations(Template(tokenizer, tokenizer.chat_template, {}).render))
+    rounds = [sum(bool(m.get("tool_calls")) for m in messages) for messages in made]
+    turns = [m for messages in made for m in messages if m["role"] == "assistant"]
+    results = [m["content"] for messages in made for m in messages if m["role"] == "tool"]
+    assert set(rounds) == {0, 1, 2, 3}
+    assert {len(turn.get("tool_calls", [])) for turn in turns} == {0, 1, 2, 3}
+    assert {messages[0]["role"] for messages in made} == {"system", "user"}
+    assert any("reasoning_content" in turn for turn in turns)
+    assert any("<think>" in turn["content"] for turn in turns)
+    assert "" in results
+    assert any(text != text.strip() for text in results)
+    assert not all(map(str.isascii, results))
+    assert max(len(turn["content"]) for turn in turns) > 500
+
+
+def test_a_turn_that_a_generation_prompt_has_begun_thinking_in_is_probed_with_reasoning_only():
+    tokenizer = fix_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{- '<b>assistant\\n'", "{{- '<b>assistant\\n<think>'")
+    made = list(tool_conversations(Template(tokenizer, tokenizer.chat_template, {}).render))
+    turns = [m for messages in made for m in messages if m["role"] == "assistant"]
+    assert all("reasoning_content" in turn or "<think>" in turn["content"] for turn in turns)
 
 
 def test_an_error_of_the_template_itself_is_explained():

@@ -7,15 +7,8 @@ import math
 import pytest
 import torch
 
-from agentrl.objectives.losses import (
-    LOSS_TYPES,
-    Denominators,
-    clipped_surrogate,
-    log_ratios,
-    rloo_loss,
-    row_loss,
-    token_loss,
-)
+from agentrl.objectives.aggregation import AGGREGATIONS, Denominators, row_loss, token_loss
+from agentrl.objectives.losses import cispo_loss, clipped_surrogate, log_ratios, rloo_loss, sapo_loss, vespo_loss
 from agentrl.objectives.segments import row_counts
 
 
@@ -82,6 +75,81 @@ class TestLogRatios:
             log_ratios(vector(0), None, torch.tensor([0]), 1, "row")
 
 
+class TestCispo:
+    def test_i08_values(self):
+        result = cispo_loss(vector(-1, -2, -3), vector(0.5, 1, 9).log(), vector(1, 1, 1), epsilon_max=5.0)
+        torch.testing.assert_close(result.loss, vector(0.5, 2, 15))
+        assert result.clipped_high.tolist() == [False, False, True]
+        assert not result.clipped_low.any()
+
+    def test_every_token_has_the_gradient_of_reinforce_times_its_weight(self):
+        logps = vector(-1, -2, -3).requires_grad_()
+        log_ratio = logps - (logps - vector(0.5, 1, 9).log()).detach()
+        cispo_loss(logps, log_ratio, vector(1, -1, 2), epsilon_max=5.0).loss.sum().backward()
+        torch.testing.assert_close(logps.grad, vector(-0.5, 1, -10))
+
+    def test_a_clipped_weight_of_a_negative_advantage_is_not_counted(self):
+        assert not cispo_loss(vector(-1), vector(9).log(), vector(-1), epsilon_max=5.0).clipped_high.any()
+
+
+class TestSapo:
+    def test_values(self):
+        loss = sapo_loss(vector(1, 1.5, 1.5).log(), vector(2, 2, -2), temperature_pos=1.0, temperature_neg=2.0)
+        expected = vector(-2 * 2, -2 * 4 / (1 + math.exp(-0.5)), 2 * 2 / (1 + math.exp(-1.0)))
+        torch.testing.assert_close(loss, expected)
+
+    def test_on_policy_gradient_is_that_of_the_ratio(self):
+        log_ratio = vector(0, 0).requires_grad_()
+        sapo_loss(log_ratio, vector(3, -2), 0.7, 1.3).sum().backward()
+        torch.testing.assert_close(log_ratio.grad, vector(-3, 2))
+
+    def test_gradient_against_finite_differences(self):
+        log_ratio = vector(-3, -0.5, 0.0, 0.4, 1.5).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: sapo_loss(x, vector(1, -2, 0.5, -1, 3), 1.0, 1.05), log_ratio)
+
+
+class TestVespo:
+    parameters = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}  # noqa: RUF012
+    row = torch.tensor([0, 0, 2])
+
+    def loss(self, *weights: float, advantages: tuple[float, ...] = (1, 1, -2)):
+        return vespo_loss(vector(-1, -2, -3), vector(*weights).log(), vector(*advantages), self.row, **self.parameters)
+
+    def test_values(self):
+        result = self.loss(0.5, 1.0, 1.2)
+        positive, negative = 0.25 * math.exp(1.5), 1.2**3 * math.exp(-0.4)
+        torch.testing.assert_close(result.weight, vector(positive, positive, negative))
+        torch.testing.assert_close(result.loss, vector(positive, 2 * positive, -6 * negative))
+
+    def test_on_policy_it_is_reinforce(self):
+        assert self.loss(1.0, 1.0, 1.0).weight.tolist() == [1, 1, 1]
+
+    def test_rows_far_away_on_either_side_weigh_nothing(self):
+        log_weight = torch.tensor([-math.inf, 0.0, 200.0])  # the last one overflows
+        result = vespo_loss(torch.ones(3), log_weight, torch.ones(3), self.row, **self.parameters)
+        assert result.weight.tolist() == [0, 0, 0]
+
+    def test_the_gradient_does_not_go_through_the_weight(self):
+        logps = vector(-1, -2, -3).requires_grad_()
+        log_weight = torch.stack([logps[0] + logps[1] + 3.5, logps.new_zeros(()), logps[2] + 2.9])
+        result = vespo_loss(logps, log_weight, vector(1, 1, -2), self.row, **self.parameters)
+        result.loss.sum().backward()
+        torch.testing.assert_close(logps.grad, -result.weight * vector(1, 1, -2))
+
+
+def test_luspo_of_rows_with_one_ratio_is_gspo_times_the_length():
+    """The loss of GSPO is a mean over rows; each row's part is multiplied by its number of tokens."""
+    old, row = vector(-1, -2, -1, -3), torch.tensor([0, 0, 0, 2])
+    advantages = vector(1, 0, -2)
+    logps = vector(-1.1, -1.7, -1.2, -3.1).requires_grad_()
+    loss_N = clipped_surrogate(log_ratios(logps, old, row, 3, "sequence"), advantages[row], 0.2, 0.2).loss
+    loss = token_loss(loss_N, row, 3, "luspo", Denominators(2, 4), max_completion_length=9)
+    ratios = [math.exp(0.0 / 3), math.exp(-0.1)]
+    assert loss.item() == pytest.approx((3 * -ratios[0] * 1 + 1 * ratios[1] * 2) / 2)
+    loss.backward()
+    torch.testing.assert_close(logps.grad, vector(*[-ratios[0] / 2] * 3, ratios[1]))
+
+
 LOSS = vector(1, 3, 5, 2)
 ROW = torch.tensor([0, 0, 0, 2])  # row 1 is masked out
 
@@ -103,9 +171,17 @@ class TestTokenLoss:
 
     def test_counts_are_those_of_the_step(self):
         counts = Denominators(rows=8, tokens=40, micro_batches=4, world_size=2)
-        losses = {name: token_loss(LOSS, ROW, 3, name, counts, max_completion_length=10).item() for name in LOSS_TYPES}
+        losses = {
+            name: token_loss(LOSS, ROW, 3, name, counts, max_completion_length=10).item() for name in AGGREGATIONS
+        }
         assert losses == pytest.approx(
-            {"grpo": 2 * 5 / 8, "dapo": 2 * 11 / 40, "bnpo": 2 * 11 / 4 / 4, "dr_grpo": 2 * 11 / 80}
+            {
+                **dict.fromkeys(("grpo", "sapo"), 2 * 5 / 8),
+                **dict.fromkeys(("dapo", "cispo", "vespo"), 2 * 11 / 40),
+                "bnpo": 2 * 11 / 4 / 4,
+                "dr_grpo": 2 * 11 / 80,
+                "luspo": 2 * 11 / 8,
+            }
         )
 
     @pytest.mark.parametrize("pad_rows", [0, 1, 5])
@@ -123,7 +199,7 @@ class TestTokenLoss:
         loss = token_loss(vector(3, 3, 3, 3), torch.zeros(4).long(), 1, "dapo", counts, max_completion_length=4)
         assert loss.item() == 3
 
-    @pytest.mark.parametrize("loss_type", LOSS_TYPES)
+    @pytest.mark.parametrize("loss_type", AGGREGATIONS)
     @pytest.mark.parametrize("counts", [Denominators(0, 0, 0), Denominators(4, 20, 2, 2)])
     def test_i04_i09_nothing_trained_is_zero_and_runs_backward(self, loss_type, counts):
         logps = vector(-1, -2).requires_grad_()

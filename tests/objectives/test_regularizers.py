@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from agentrl.objectives.losses import Denominators, clipped_surrogate, log_ratios
+from agentrl.objectives.aggregation import Denominators
+from agentrl.objectives.losses import clipped_surrogate, log_ratios
 from agentrl.objectives.regularizers import adapted_coefficient, entropy, entropy_bonus, kl_k3
 
 

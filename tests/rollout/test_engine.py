@@ -10,6 +10,7 @@ import pytest
 from agentrl.errors import ConfigurationError, EnvironmentFailure, GenerationError, RewardError, RolloutError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.environments import EpisodeDone
+from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
@@ -20,6 +21,7 @@ from tests.rollout.helpers import BOS, EOS, NEWLINE, QUESTION, Counter, call, ec
 def play(script, *, rows=None, template="t0", limits=None, **engine_options):
     """Play one task for each script (a list of turns), assert the row invariants, and return trajectories and calls."""
     generator = ScriptedGenerator(script if callable(script) else by_index(script))
+    engine_options = {"failures": FailurePolicy(delay=0), **engine_options}
     engine = RolloutEngine(generator, renderer(template), limits=limits or Limits(), **engine_options)
     try:
         trajectories = engine.run(rows or tasks(len(script)))
@@ -435,7 +437,7 @@ def test_a_lasting_environment_failure_has_no_reward_and_a_cause(where):
 
     rows = [Task("g", n, 0, QUESTION, {"number": n}) for n in range(3)]
     generator = ScriptedGenerator(by_index([[turn(call("inc")), turn("ok")]] * 3))
-    engine = RolloutEngine(generator, renderer(), environments=Broken, limits=Limits())
+    engine = RolloutEngine(generator, renderer(), environments=Broken, failures=FailurePolicy(delay=0))
     first, *others = engine.run(rows)
     engine.release([first, *others])
     engine.close()
@@ -453,7 +455,7 @@ def test_a_run_that_mostly_fails_stops_with_the_commonest_cause():
         def reset(self, **kwargs):
             raise ConnectionError("no route to host")
 
-    with pytest.raises(RolloutError, match=r"4 of 4 .* 4 times.*no route to host") as error:
+    with pytest.raises(RolloutError, match=r"4 of the last 4 .* 4 times.*no route to host") as error:
         play([[]] * 4, environments=Dead)
     assert "Traceback" in str(error.value)
 

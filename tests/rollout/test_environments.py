@@ -408,13 +408,44 @@ def test_g09_an_instance_made_while_the_pool_closes_is_closed(threads: Threads) 
         await pool.acquire(None)
         waiting = asyncio.create_task(pool.acquire(None))
         await asyncio.sleep(0.01)
-        await pool.close()
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0.01)
         begin.set()
+        await closing
         with pytest.raises(RolloutError, match="closed while Counter was being made"):
             await waiting
 
     asyncio.run(main())
     assert Counter.closed == made
+
+
+def test_g09_an_instance_whose_making_begins_after_closing_is_closed() -> None:
+    """All threads are busy, so the pool closes while the factory still waits for one."""
+    Counter.closed = []
+    threads, gate, made = Threads(max_threads=1), threading.Event(), []
+
+    def factory() -> Counter:
+        made.append(Counter())
+        return made[-1]
+
+    pool = EnvironmentPool(factory, threads)
+
+    async def main() -> None:
+        await pool.acquire(None)
+        busy = asyncio.create_task(threads.run(gate.wait, 10))
+        waiting = asyncio.create_task(pool.acquire(None))
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0.01)
+        gate.set()
+        await asyncio.gather(busy, closing)
+        with pytest.raises(RolloutError, match="closed while Counter was being made"):
+            await waiting
+
+    asyncio.run(main())
+    threads.close()
+    assert len(made) == 2
+    assert sorted(map(id, Counter.closed)) == sorted(map(id, made))
 
 
 def test_slow_factories_overlap(threads: Threads) -> None:
@@ -476,7 +507,7 @@ def test_closing_closes_each_instance_once_and_survives_errors(
 
     asyncio.run(main())
     assert len(Counter.closed) == 1
-    assert "closing an instance of the environment Bad failed" in caplog.text
+    assert "Bad.close failed" in caplog.text
 
 
 def test_an_instance_that_never_closes_is_left_behind(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from agentrl import EnvironmentFailure, EpisodeDone, isolated
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.environments import EnvironmentSpec, apply_observation
+from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.isolation import wire
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
@@ -310,7 +311,8 @@ def test_one_rollout_fails_and_the_others_go_on():
         return turn("ok") if number else turn(call("exit" if index == 1 else "where"))
 
     played: dict[str, int] = {}
-    engine = RolloutEngine(ScriptedGenerator(policy), renderer(), environments=isolated(Room), attempts=2)
+    failures = FailurePolicy(retries=1, delay=0)
+    engine = RolloutEngine(ScriptedGenerator(policy), renderer(), environments=isolated(Room), failures=failures)
     try:
         trajectories = engine.run(tasks(3))
         engine.release(trajectories)

@@ -106,9 +106,8 @@ def make_trainer(
         reward,
         make_config(algorithm, folder, **options),
         rows(4) if dataset is None else dataset,
-        processing_class=fix_tokenizer(),
         generator=generator,
-        **(keywords or {}),
+        **{"processing_class": fix_tokenizer(), **(keywords or {})},
     )
 
 
@@ -137,3 +136,16 @@ def step_logs(trainer: RolloutTrainer) -> list[dict[str, Any]]:
 def logged(trainer: RolloutTrainer, name: str) -> list[Any]:
     """The values of one training metric, step by step; None where a log lacks it."""
     return [log.get(name) for log in step_logs(trainer)]
+
+
+def whole_and_resumed(
+    folder: Path, *, algorithm: str = "grpo", at: int = 2, steps: int = 4, **options: Any
+) -> tuple[RolloutTrainer, RolloutTrainer]:
+    """Train in one go; train again up to a checkpoint, and the rest with a new trainer that resumes from it."""
+    options = {"dataset": rows(6), "save_strategy": "steps", "save_steps": at, "generator": local, **options}
+    whole = make_trainer(algorithm, folder / "whole", max_steps=steps, **options)
+    whole.train()
+    make_trainer(algorithm, folder / "parts", max_steps=at, **options).train()
+    resumed = make_trainer(algorithm, folder / "parts", max_steps=steps, **options)
+    resumed.train(resume_from_checkpoint=True)
+    return whole, resumed

@@ -113,7 +113,7 @@ def test_a_shared_prompt_stands_once():
     assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 9, 8, 0, 0, 0]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 0, 1, 2]]
     assert batch.segments == ((0, 0, 0, 2), (0, 2, 2, 4), (0, 2, 4, 5), (0, 0, 5, 7), (0, 0, 7, 10))
-    assert batch.rows_at == ((0, 2, 2, 4), (0, 0, 5, 7), (0, 2, 4, 5), (0, 2, 5, 5))
+    assert batch.sequences_at == ((0, 2, 2, 4), (0, 0, 5, 7), (0, 2, 4, 5), (0, 2, 5, 5))
     assert predictions(batch) == [(2, 3), (3, 4), (9, 8), (2, 5)]
     assert batch.row_N.tolist() == [0, 0, 1, 2]
 

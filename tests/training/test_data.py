@@ -6,7 +6,9 @@ import datasets
 import pytest
 
 from agentrl.errors import ConfigurationError
-from agentrl.training.data import EmptyRows, Schedule, Shape, Stream, make_loader, make_tasks
+from agentrl.training.data import EmptyRows, Schedule, Shape, Stream, make_tasks
+from agentrl.training.loaders import make_loader
+from tests.training.runs import make_trainer
 
 SHAPE = Shape(prompts=2, generations=2, steps=2, iterations=1)
 
@@ -109,3 +111,45 @@ def test_empty_rows_make_tasks_without_a_prompt():
 def test_workers_read_rows_ahead():
     loader = make_loader(Schedule(rows(4), SHAPE, seed=0, shuffle=False), workers=1)
     assert [prompts_of(step) for step in loader] == EXPECTED
+
+
+TOOL_SCHEMAS = [
+    [{"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}],
+    [{"type": "function", "function": {"name": "find", "parameters": {"properties": {"what": {"type": "string"}}}}}],
+]
+
+
+def test_a_column_of_tool_definitions_is_passed_on_cleaned_and_told_of_C07(tmp_path):
+    """As in TRL the model is not shown it; Arrow gives each schema the arguments of the others, which go again."""
+    seen = []
+
+    def reward(tools, completions, **_):
+        seen.extend(tools)
+        return [float(i) for i in range(len(completions))]
+
+    data = datasets.Dataset.from_dict({"prompt": ["p", "q"], "tools": TOOL_SCHEMAS})
+    assert "what" in data[0]["tools"][0]["function"]["parameters"]["properties"], "Arrow fills up"
+    with pytest.warns(UserWarning, match="column `tools`, which the model is not shown"):
+        trainer = make_trainer("grpo", tmp_path, reward=reward, dataset=data, shuffle_dataset=False, max_steps=1)
+    trainer.train()
+    assert seen == [TOOL_SCHEMAS[0]] * 2 + [TOOL_SCHEMAS[1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (datasets.DatasetDict({"train": rows(2), "test": rows(2)}), r"pick one of \['test', 'train'\]"),
+        ([{"prompt": "p"}], "a list is not a dataset"),
+    ],
+)
+def test_what_is_not_a_dataset_is_refused(given, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer("grpo", tmp_path, dataset=given)
+
+
+def test_the_last_step_of_a_window_is_known():
+    shape = Shape(prompts=2, generations=2, steps=2, iterations=2)
+    schedule = Schedule(rows(4), shape, seed=0, shuffle=False)
+    expected = [False, False, False, True] * 2
+    assert [schedule[i].last for i in range(8)] == expected
+    assert [step.last for step in islice(Stream(stream(4), shape), 8)] == expected

@@ -12,8 +12,7 @@ from datasets import IterableDataset
 from agentrl.errors import ConfigurationError
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.data import Schedule, Shape, make_tasks
-from tests.training.runs import distance, logged, make_trainer, rows, weights
-from tests.training.test_resume import whole_and_resumed
+from tests.training.runs import distance, logged, make_trainer, rows, weights, whole_and_resumed
 from tests.training.worlds import run_world
 
 
@@ -140,16 +139,14 @@ def test_what_functions_log_stays_with_its_row(tmp_path):
     assert log.prompts == [f"prompt {'x' * (row % 3)}{row}" for row in (5, 5, 1, 1)]
 
 
-def test_a_failed_group_is_drawn_again_without_ending_the_run(tmp_path):
-    """Failures of a round are a share of the whole batch, not of the few rollouts of the round."""
+def test_only_the_groups_without_a_spread_are_played_again(tmp_path):
+    """Should those few fail, that is judged over the last rollouts (`FailureWindow`), not over the few."""
     trainer = dynamic(tmp_path, Recorder(1), rounds=1)
     asked = []
     run = trainer.collector.engine.run
-    trainer.collector.engine.run = lambda tasks, part_of: (
-        asked.append((len(tasks), part_of)) or run(tasks, part_of=part_of)
-    )
+    trainer.collector.engine.run = lambda tasks: asked.append(len(tasks)) or run(tasks)
     trainer.train()
-    assert asked == [(4, 4), (2, 4)]
+    assert asked == [4, 2]
 
 
 def train_spanning(folder: Path) -> dict[str, Any]:

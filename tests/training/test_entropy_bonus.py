@@ -13,8 +13,7 @@ from torch import Tensor
 from agentrl.errors import ConfigurationError
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.trainer import RolloutTrainer
-from tests.training.runs import distance, logged, make_trainer, rows, small_model, weights
-from tests.training.test_resume import whole_and_resumed
+from tests.training.runs import distance, logged, make_trainer, rows, small_model, weights, whole_and_resumed
 from tests.training.worlds import run_world
 
 SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0, "max_steps": 1}

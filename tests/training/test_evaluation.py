@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDatasetDict
 from transformers import EarlyStoppingCallback
 
 from agentrl.errors import ConfigurationError
@@ -222,6 +222,33 @@ def test_several_datasets_by_name(tmp_path):
     assert trainer.state.best_metric == -1.0
     assert trainer.evaluate(hard, metric_key_prefix="other")["other_reward"] == -1.0
     assert trainer.evaluate({"mine": easy})["eval_mine_reward"] == 2.0
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_dataset_dict_is_several_datasets_by_name(streamed, tmp_path):
+    """Rows of a stream are all played too, each set under its own prefix, at each evaluation during training."""
+    splits = DatasetDict({"easy": rows(1), "hard": rows(3)})
+    if streamed:
+        splits = IterableDatasetDict({name: split.to_iterable_dataset() for name, split in splits.items()})
+    played: list[int] = []
+
+    def reward(row: list[int], prompts: list[str], **_: Any) -> list[float]:
+        played.extend(row)
+        return [float(r) for r in row]
+
+    trainer = make_trainer(
+        "grpo",
+        tmp_path,
+        reward=reward,
+        keywords={"eval_dataset": splits},
+        per_device_eval_batch_size=2,
+        num_generations_eval=1,
+        **{**EVERY_2, "max_steps": 2},
+    )
+    trainer.train()
+    [easy], [hard] = ([log for log in evaluations(trainer) if f"eval_{n}_reward" in log] for n in splits)
+    assert (easy["eval_easy_reward"], hard["eval_hard_reward"]) == (0.0, 1.0)
+    assert played[-4:] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,9 +45,17 @@ def test_rollouts_whose_environment_failed_have_no_length():
 
 
 def test_tool_failures_are_a_share_of_the_calls():
-    metrics = tool_metrics([record(calls=3, failures=1), record(calls=1)])
-    assert metrics == {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.25}
+    metrics = tool_metrics([replace(record(calls=3, failures=2), tool_timeouts=1), record(calls=1)])
+    assert metrics == {
+        "tools/call_frequency": 2.0,
+        "tools/failure_frequency": 0.5,
+        "tools/timeout_frequency": 0.25,
+    }
     assert tool_metrics([record()])["tools/failure_frequency"] == 0.0
+
+
+def test_retries_are_counted_for_each_rollout():
+    assert outcome_metrics([replace(record(), retries=3), record()])["outcomes/retries"] == 1.5
 
 
 def test_ragged_keys_are_averaged_over_the_values_there_are_H16():

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, TaskType, get_peft_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from agentrl.errors import ConfigurationError
 from agentrl.training.trainer import RolloutTrainer
@@ -84,8 +84,8 @@ def test_n07_a_step_changes_what_the_generator_says(tmp_path):
     reported: list[list[float]] = []
     play = trainer.collector._play
 
-    def noting(tasks: Any, part_of: int) -> Any:
-        trajectories = play(tasks, part_of)
+    def noting(*arguments: Any) -> Any:
+        trajectories = play(*arguments)
         reported.append([logp for trajectory in trajectories for logp in trajectory.logprobs])
         return trajectories
 
@@ -237,3 +237,74 @@ def test_n06_a_head_that_trains_whole_is_sampled_from_and_switched_off_in_the_re
     assert logged(trainer, "kl")[0] == pytest.approx(0.0, abs=1e-7)
     assert logged(trainer, "kl")[2] > 1e-5
     assert not any(unused_copies(trainer.model))
+
+
+def test_adapters_on_the_head_are_sampled_from_and_scored_with(tmp_path):
+    trainer = peft_trainer("config", tmp_path, lora=lora(target_modules=["q_proj", "lm_head"]), beta=0.1, max_steps=3)
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-4
+    assert logged(trainer, "kl")[2] > 1e-5
+    head = [p for name, p in trainer.model.named_parameters() if "lm_head.lora_B" in name]
+    assert head[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["config", "model"])
+def test_adapters_of_virtual_tokens_are_refused(kind, tmp_path):
+    config = PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=2)
+    model = small_model() if kind == "config" else get_peft_model(small_model(), config)
+    keywords = {"peft_config": config} if kind == "config" else {}
+    with pytest.raises(ConfigurationError, match="virtual tokens"):
+        make_trainer("grpo", tmp_path, model=model, keywords=keywords)
+
+
+def test_merged_adapters_are_the_trained_model_and_train_on(tmp_path):
+    """N07: W + scale * (B @ A), up to rounding, under names without a trace of the adapters."""
+    trainer = peft_trainer("config", tmp_path)
+    trainer.train()
+    ids = torch.tensor([[105, 106, 107, 108]])
+    trainer.model.eval()
+    with torch.no_grad():
+        expected = trainer.model(ids).logits
+    merged = trainer.model.merge_and_unload()
+    assert merged.state_dict().keys() == small_model().state_dict().keys()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-5, rtol=1e-5)
+    again = make_trainer("grpo", tmp_path, model=merged.requires_grad_(True), generator=local, beta=0.1)
+    again.train()
+    assert logged(again, "kl")[0] == pytest.approx(0.0, abs=1e-7)
+    assert max(logged(again, "sampling/sampling_logp_difference/max")) < 1e-4
+
+
+EIGHT, FOUR = {"load_in_8bit": True}, {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "exact"), [(FOUR, 1e-4), pytest.param(EIGHT, 0.2, marks=pytest.mark.slow)], ids=["4", "8"]
+)
+def test_adapters_train_on_a_quantized_model(bits, exact, tmp_path):
+    """QLoRA, on the CPU too. 8-bit products round by the batch they are in, so sampler and trainer differ a little."""
+    pytest.importorskip("bitsandbytes")
+    small_model(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
+    trainer = make_trainer(
+        "grpo",
+        tmp_path,
+        model=str(tmp_path / "base"),
+        generator=local,
+        beta=0.1,
+        learning_rate=3e-2,
+        max_steps=3,
+        keywords={
+            "quantization_config": BitsAndBytesConfig(**bits, bnb_4bit_compute_dtype=torch.float32),
+            "peft_config": lora(),
+        },
+    )
+    below = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if "base_layer" in name}
+    assert {p.dtype for p in below.values()} <= {torch.uint8, torch.int8}
+    trainer.train()
+    assert {n for n, p in trainer.model.named_parameters() if p.requires_grad and "lora_" not in n} == set()
+    assert all(torch.equal(p, below[name]) for name, p in trainer.model.named_parameters() if name in below)
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < exact
+    assert min(logged(trainer, "grad_norm")) > 0
+    assert logged(trainer, "kl")[2] > 1e-3
+    trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "adapter_model.safetensors").exists()

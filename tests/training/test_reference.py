@@ -11,8 +11,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.testing.models import tiny_model
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.reference import make_reference
-from tests.training.runs import distance, logged, make_trainer, rows, weights
-from tests.training.test_resume import whole_and_resumed
+from tests.training.runs import distance, logged, make_trainer, rows, weights, whole_and_resumed
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 

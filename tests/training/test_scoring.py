@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from agentrl.generation.base import SamplingParams
-from agentrl.objectives.losses import Denominators, clipped_surrogate, log_ratios, token_loss
+from agentrl.objectives.aggregation import Denominators, token_loss
+from agentrl.objectives.losses import clipped_surrogate, log_ratios
 from agentrl.testing.models import tiny_model
 from agentrl.training import scoring
 from agentrl.training.batching import Layout, collate, split

@@ -1,0 +1,78 @@
+"""Calls written with a tag for each argument, whose values are bare text.
+
+The values' types come from the tool's schema, see `argument_types`. A value goes on to the closing tag that
+is followed by the next argument or by the end of the call, so it may hold any other tag.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from agentrl.chat.calls.argument_types import argument_schemas, typed
+from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall
+from agentrl.chat.calls.values import check_value
+
+_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+_PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>)")
+
+
+def _read_xml(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[WrittenCall], int]:
+    function = _FUNCTION.match(text.text, opened.end())
+    if function is None:
+        raise Unreadable("it does not begin with <function=name>")
+    name, position = function.group(1).strip(), function.end()
+    schemas, arguments = argument_schemas(name, tools), {}
+    while (parameter := _PARAMETER.match(text.text, position)) is not None:
+        closed = text.search(_PARAMETER_END, parameter.end())
+        if closed is None:
+            raise Unreadable(f"the argument {parameter.group(1)!r} is not closed by </parameter>", name)
+        key, value = parameter.group(1).strip(), _unframed(text.text[parameter.end() : closed.start()])
+        arguments[key] = _typed(value, schemas.get(key), name)
+        position = closed.end()
+    if not text.text.startswith("</function>", position):
+        raise Unreadable("</function> is missing", name)
+    stop = text.skip_space(position + len("</function>"))
+    return [WrittenCall(name, arguments)], stop if stop == len(text.text) else text.after("</tool_call>", stop)
+
+
+XML = Syntax("<tool_call>", _read_xml, "</tool_call>")
+
+_GLM_NAME = re.compile(r"\s*([^\s<>]+)\s*")
+_GLM_KEY = re.compile(r"<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
+_GLM_VALUE_END = re.compile(r"</arg_value>\s*(?=<arg_key>|</tool_call>)")
+
+
+def _read_glm(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[WrittenCall], int]:
+    named = _GLM_NAME.match(text.text, opened.end())
+    if named is None:
+        raise Unreadable("it does not begin with the name of a tool")
+    name, position = named.group(1), named.end()
+    schemas, arguments = argument_schemas(name, tools), {}
+    while (key := _GLM_KEY.match(text.text, position)) is not None:
+        closed = text.search(_GLM_VALUE_END, key.end())
+        if closed is None:
+            raise Unreadable(f"the argument {key.group(1)!r} is not closed by </arg_value>", name)
+        given = key.group(1).strip()
+        arguments[given] = _typed(text.text[key.end() : closed.start()], schemas.get(given), name)
+        position = closed.end()
+    if not text.text.startswith("</tool_call>", position):
+        raise Unreadable("</tool_call> is missing", name)
+    return [WrittenCall(name, arguments)], position + len("</tool_call>")
+
+
+GLM = Syntax("<tool_call>", _read_glm, "</tool_call>")
+
+
+def _unframed(value: str) -> str:
+    """A value without the one newline that its tags put on each side."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(value: str, schema: Any, name: str) -> Any:
+    try:
+        check_value(value, value, 0, len(value))
+        return typed(value, schema)
+    except Unreadable as error:
+        raise Unreadable(str(error), name) from error

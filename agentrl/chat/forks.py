@@ -1,0 +1,77 @@
+"""How a conversation goes on under a template that rewrites earlier turns.
+
+A template that drops the reasoning of earlier turns gives the model, after a tool round, another context than the row
+so far. With `reasoning="fork"` the model sees exactly that context: where the template keeps the row, the row grows by
+a suffix; where it rewrites a turn, the episode continues as a new row whose prompt is the rewritten context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat.messages import clean_messages
+from agentrl.chat.suffixes import SuffixRule
+from agentrl.chat.template import Template
+from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn
+from agentrl.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What comes after a sampled turn and its results.
+
+    Attributes:
+        ids: The suffix, or the whole context of the next turn.
+        added: Tokens of the round's glue and results, by which the episode grows.
+        forks: Whether it is the whole context, the prompt of a new row.
+    """
+
+    ids: list[int]
+    added: int
+    forks: bool = False
+
+
+def continue_or_fork(
+    template: Template,
+    end: TurnEnd,
+    rule: SuffixRule,
+    messages: list[Message],
+    results: list[Message],
+    tools: list[dict[str, Any]] | None,
+    *,
+    sampled: str,
+    last_id: int,
+) -> Continuation:
+    """Render the context of the next turn, and find out whether it keeps the row.
+
+    It does if it begins with the context of the last turn and then has that turn, as it was sampled or as the template
+    writes it when it is the last.
+
+    Args:
+        template: The template.
+        end: What ends a turn.
+        rule: Encodes suffixes.
+        messages: The conversation, with the sampled turn at its end.
+        results: The messages that answer the turn.
+        tools: Tool schemas.
+        sampled: Text of the sampled turn, without the token that ended it.
+        last_id: The id that ended it.
+
+    Returns:
+        A suffix or a new row.
+
+    Raises:
+        TemplateError: The template cannot render the messages.
+    """
+    messages = clean_messages(messages)
+    prompt = template.render_quickly(messages[:-1], tools, True)
+    grown = template.render_quickly([*messages, *results], tools, True)
+    for turn in (f"{prompt}{sampled}{end.text or ''}", template.render_quickly(messages, tools, False)):
+        if end.text is not None:
+            turn = turn[: turn.rindex(end.text) + len(end.text)]
+        if turn.startswith(prompt) and grown.startswith(turn):
+            suffix = rule.encode(cut_after_turn(turn, grown, end, last_id, added_tokens(template.tokenizer)))
+            return Continuation(suffix, len(suffix))
+    added = len(rule.ids(last_id, messages[-1], results, bool(tools)))
+    return Continuation(rule.encode_all(grown), added, forks=True)

@@ -1,0 +1,302 @@
+"""One attempt at one task, from `reset` to the reward, as a coroutine.
+
+What the model gets wrong goes back to the model as text. What the environment gets wrong (`reset`, `get_reward` or the
+factory raises or takes too long, a tool raises `EnvironmentFailure`) ends the attempt as `Outcome.ENV_FAILURE`. So
+does a rollout time that runs out before the first turn: nothing in such an episode is the model's. Anything else that
+is raised (a broken generator, a broken tool, a reward that is no number) ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.chat.forks import Continuation
+from agentrl.chat.renderer import Renderer
+from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
+from agentrl.generation.base import Generator, SamplingParams
+from agentrl.rollout.calling import DeadlineExceeded
+from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.environments import episode_done
+from agentrl.rollout.failures import failure_of
+from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
+from agentrl.rollout.pool import EnvironmentPool
+from agentrl.rollout.tools import Tool, ToolRunner, tool_message
+from agentrl.types import (
+    FinishReason,
+    Limit,
+    Message,
+    Outcome,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    derive_seed,
+)
+
+UNBOUNDED_TURN = 2**31 - 1
+"""`max_tokens` of a turn when neither a budget nor a known context length bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What all episodes of an engine share.
+
+    Attributes:
+        generator: Samples turns.
+        renderer: Turns messages into ids and sampled ids into messages.
+        limits: The limits of every episode.
+        sampling: How to draw; `max_tokens` and `seed` are set for each turn.
+        runner: Runs tool calls.
+        tools: The standalone tools.
+        environments: Where instances come from, None without environments.
+        cancelled: Set when all episodes are to end.
+    """
+
+    generator: Generator
+    renderer: Renderer
+    limits: Limits
+    sampling: SamplingParams
+    runner: ToolRunner
+    tools: Mapping[str, Tool]
+    environments: EnvironmentPool | None
+    cancelled: threading.Event
+
+
+class Episode:
+    """Plays once.
+
+    Args:
+        stage: What all episodes share.
+        task: What to do.
+        session: The generator's name for this attempt.
+    """
+
+    def __init__(self, stage: Stage, task: Task, session: str) -> None:
+        self.stage = stage
+        self.task = task
+        self.session = session
+        self.tools = stage.tools
+        self.environment: Any = None
+        self.conversation = Conversation(task.prompt or "", [])
+        self.turns: list[Turn] = []
+        self.sampled: Turn | None = None  # the turn whose calls are running
+        self.phase = "reset"
+        self.started = time.monotonic()
+
+    async def play(self) -> Trajectory:
+        """Play to the end; an environment failure becomes a trajectory, anything else raises."""
+        try:
+            outcome, limit = await self._play_in_time()
+            reward = await self._score() if outcome.is_signal else None
+        except _EnvironmentError as failure:
+            return await self._failed(failure.error)
+        except EnvironmentFailure as error:
+            return await self._failed(error)
+        except BaseException:
+            await self._discard()
+            raise
+        finally:
+            self.stage.generator.release(self.session)
+        return self._trajectory(outcome, limit=limit, reward=reward, environment=self.environment)
+
+    async def _play_in_time(self) -> tuple[Outcome, Limit | None]:
+        """Play until the episode ends or its time has run out, in the midst of whatever it is at."""
+        seconds = self.stage.limits.rollout_timeout
+        clock = asyncio.timeout(seconds)
+        try:
+            async with clock:
+                await self._begin()
+                ending = await self._converse()
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            self._interrupted()
+            ending = Outcome.TIMEOUT, Limit.ROLLOUT_TIME
+        if ending[0] is Outcome.TIMEOUT and not self.turns:
+            late = f"the rollout's time ran out before its first turn was sampled (rollout_timeout={seconds:g})"
+            raise _EnvironmentError(DeadlineExceeded(late))
+        return ending
+
+    def _interrupted(self) -> None:
+        """Close the books on what was going on: its turn is whole, the answers to its calls are not."""
+        if self.sampled is not None:
+            self._finish_turn(self.sampled, [])
+            self._retire()
+
+    async def _begin(self) -> None:
+        """Lease and reset the environment, and put the prompt together."""
+        prompt = self.task.prompt
+        pool = self.stage.environments
+        if pool is not None:
+            try:
+                self.environment = await pool.acquire(self.task.environment)
+                prompt = await pool.reset(self.environment, self.task)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                raise _EnvironmentError(error) from error
+            self.tools = {**self.tools, **pool.bound_tools(self.environment)}
+        assert prompt is not None, "a task without a prompt needs an environment; the trainer checks it"
+        self.schemas = [tool.schema for tool in self.tools.values()]
+        self.conversation = Conversation(prompt, self.stage.renderer.prompt_ids(prompt, self.schemas))
+        self.phase = "sampling"
+
+    async def _converse(self) -> tuple[Outcome, Limit | None]:
+        """Sample turns and run tools until the episode ends."""
+        conversation, renderer, limits = self.conversation, self.stage.renderer, self.stage.limits
+        while True:
+            progress = self._progress()
+            if (limit := reached(limits, progress)) is not None:
+                return _outcome_of(limit), limit
+            began = time.monotonic()
+            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
+            message, calls = self._read(sample.ids)
+            start, stop = conversation.add_sample(sample, message)
+            seconds = time.monotonic() - began
+            self.sampled = turn = Turn(start, stop, sample.finish, seconds=seconds, row=len(conversation.rows))
+            ending = self._ending(turn, calls)
+            results = [] if ending else await self._run_tools(calls)
+            self._finish_turn(turn, results)
+            if ending:
+                return ending
+            messages = [tool_message(result) for result in results]
+            if self._episode_done(results):
+                # Nothing is sampled after this, so the row ends with the call; the transcript keeps the answer.
+                conversation.messages += messages
+                return Outcome.ENV_DONE, None
+            going_on = renderer.continuation(
+                conversation.prompt, conversation.messages, messages, sample.ids, self.schemas
+            )
+            if (limit := reached(limits, self._progress(going_on))) is not None:
+                # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
+                return _outcome_of(limit), limit
+            if going_on.forks:
+                conversation.fork(going_on.ids, messages, going_on.added)
+            else:
+                conversation.add_suffix(going_on.ids, messages)
+
+    def _ending(self, turn: Turn, calls: list[ToolCall]) -> tuple[Outcome, Limit | None] | None:
+        """How the episode ends with a turn that was just sampled, None if its calls are to be run."""
+        limits = self.stage.limits
+        if turn.finish is FinishReason.LENGTH:
+            # Also when a whole call was written before the cut: what the model meant is not known.
+            return Outcome.TRUNCATED, binding_limit(limits, self._progress())
+        if not calls:
+            return Outcome.FINISHED, None
+        if (limit := reached(limits, self._progress(), wants_tools=True)) is not None:
+            return _outcome_of(limit), limit
+        return None
+
+    async def _run_tools(self, calls: list[ToolCall]) -> list[ToolResult]:
+        self.phase = "a tool"
+        results = await self.stage.runner.run(calls, self.tools, self.task)
+        self.phase = "sampling"
+        return results
+
+    def _finish_turn(self, turn: Turn, results: list[ToolResult]) -> None:
+        """Take a turn into the books, with the answers to its calls: from here on it is part of the trajectory."""
+        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds))
+        self.sampled = None
+        late = [self.tools[result.call.name] for result in results if result.timed_out]
+        if any(tool.instance is not None for tool in late):
+            self._retire()
+
+    def _retire(self) -> None:
+        """A call on the instance was given up and may be acting on it still: nobody else is to have it."""
+        if self.environment is not None and self.stage.environments is not None:
+            self.stage.environments.retire(self.environment)
+
+    async def _score(self) -> float | None:
+        pool, self.phase = self.stage.environments, "get_reward"
+        if pool is None:
+            return None
+        try:
+            reward = await pool.get_reward(self.environment, turns=len(self.turns))
+        except RewardError:
+            raise
+        except Exception as error:
+            raise _EnvironmentError(error) from error
+        if not isinstance(reward, list):
+            return reward
+        self.turns = [replace(turn, listed_reward=value) for turn, value in zip(self.turns, reward, strict=True)]
+        return None
+
+    def _read(self, ids: list[int]) -> tuple[Message, list[ToolCall]]:
+        if not self.tools:
+            return {"role": "assistant", "content": self.stage.renderer.text(ids)}, []
+        parsed = self.stage.renderer.parse(ids, self.schemas, first_call=sum(len(t.results) for t in self.turns))
+        return parsed.message, parsed.calls
+
+    def _params(self, progress: Progress) -> SamplingParams:
+        budget = room(self.stage.limits, progress)
+        return replace(
+            self.stage.sampling,
+            max_tokens=UNBOUNDED_TURN if budget is None else budget,
+            seed=derive_seed(self.task.seed, self.task.member, len(self.turns)),
+        )
+
+    def _progress(self, going_on: Continuation | None = None) -> Progress:
+        """Where the episode stands, or would stand with what comes next."""
+        row, spent = len(self.conversation.ids), self.conversation.spent
+        if going_on is not None:
+            row = len(going_on.ids) + (0 if going_on.forks else row)
+            spent += going_on.added
+        return Progress(
+            prompt_length=row - spent,  # after a fork, whatever of the row is no part of the episode's budget
+            completion_length=spent,
+            tool_iterations=len(self.turns),  # every turn that did not end the episode had its calls run
+            seconds=time.monotonic() - self.started,
+            cancelled=self.stage.cancelled.is_set(),
+        )
+
+    def _episode_done(self, results: list[ToolResult]) -> bool:
+        return any(result.done for result in results) or episode_done(self.environment)
+
+    async def _failed(self, error: BaseException) -> Trajectory:
+        name = type(self.environment).__name__ if self.environment is not None else self.task.environment
+        await self._discard()
+        failure = failure_of(f"{name or 'the environment'}.{self.phase}", error)
+        return self._trajectory(Outcome.ENV_FAILURE, failure=failure)
+
+    async def _discard(self) -> None:
+        if self.environment is not None and self.stage.environments is not None:
+            await self.stage.environments.discard(self.environment)
+            self.environment = None
+
+    def _trajectory(self, outcome: Outcome, **fields: Any) -> Trajectory:
+        conversation = self.conversation
+        text = isinstance(conversation.prompt, str)
+        first, *forks = conversation.sampled_rows()
+        return Trajectory(
+            task=self.task,
+            prompt=conversation.prompt,
+            prompt_ids=first.prompt_ids,
+            completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
+            completion_ids=first.completion_ids,
+            loss_mask=first.loss_mask,
+            logprobs=first.logprobs,
+            forks=forks,
+            outcome=outcome,
+            turns=self.turns,
+            **fields,
+        )
+
+
+class _EnvironmentError(Exception):
+    """Marks an error as the environment's."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _outcome_of(limit: Limit) -> Outcome:
+    if limit is Limit.CANCELLED:
+        return Outcome.CANCELLED
+    return Outcome.TIMEOUT if limit is Limit.ROLLOUT_TIME else Outcome.TRUNCATED

@@ -1,0 +1,104 @@
+"""How a run is saved, resumed and shared: the part of the trainer that has nothing to do with learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accelerate.utils import gather_object
+from transformers import Trainer
+
+from agentrl.errors import ConfigurationError
+from agentrl.training.arguments import RolloutConfig
+from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
+from agentrl.training.data import training_shape
+from agentrl.training.metrics import MetricStore
+from agentrl.training.model_card import model_card
+from agentrl.training.windows import Window
+
+
+class LifeCycle(Trainer):
+    """A `transformers.Trainer` whose checkpoints hold the window in flight as well.
+
+    A subclass keeps the window of which steps are left in `_window`, and what was measured since the last log in
+    `_metrics[True]`.
+    """
+
+    algorithm: ClassVar[str]
+    args: RolloutConfig
+    _metrics: dict[bool, MetricStore]
+    _window: Window | None = None
+    _resumed_from: str | None = None
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; see `transformers.Trainer.train`.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder, or True for the last one of `output_dir` that was written
+                whole.
+            *args: As of `transformers.Trainer.train`.
+            **kwargs: The same.
+
+        Raises:
+            ConfigurationError: There is no checkpoint to resume from.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete(self.args.output_dir or ".")
+            if resume_from_checkpoint is None:
+                raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
+        checkpoint = resume_from_checkpoint or None
+        # What an earlier call left belongs to other weights and other steps.
+        in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
+        self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
+        return super().train(checkpoint, *args, **kwargs)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""
+        super()._save_rng_state(output_dir)
+        save_in_flight(output_dir, InFlight(self._window, self._metrics[True]), training_shape(self.args))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Restore the random states once, before the first rollouts: `transformers` would do it after them."""
+        if self._resumed_from is not None:
+            super()._load_rng_state(checkpoint)
+            self._resumed_from = None
+
+    def _load_in_flight(self, checkpoint: str) -> InFlight:
+        if self.args.ignore_data_skip:  # the epoch begins anew, and so do its windows
+            return InFlight()
+        state = load_in_flight(checkpoint, training_shape(self.args))
+        if self.args.world_size > 1 and len(set(gather_object([state.window and state.window.identity]))) > 1:
+            return InFlight()  # some processes lack their share, so all play the window again
+        return state
+
+    def create_model_card(  # type: ignore[override]
+        self,
+        model_name: str | None = None,
+        dataset_name: str | Sequence[str] | None = None,
+        tags: str | Sequence[str] | None = None,
+        **metadata: Any,
+    ) -> None:
+        """Write the card of the model into `output_dir`, as `push_to_hub` does, which takes the same arguments.
+
+        Args:
+            model_name: Its title; by default the name of `output_dir`.
+            dataset_name: Training data on the hub, one or several.
+            tags: Tags besides those of the algorithm and of agentrl.
+            **metadata: Further fields of the card's header, for instance `license` or `language`.
+        """
+        if not self.is_world_process_zero():
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        folder = Path(self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        card = model_card(
+            algorithm=self.algorithm,
+            model_name=model_name or folder.absolute().name,
+            base_model=getattr(model.config, "_name_or_path", None),
+            dataset_name=dataset_name,
+            tags=[tags] if isinstance(tags, str) else list(tags or ()),
+            adapters=hasattr(model, "peft_config"),
+            **metadata,
+        )
+        card.save(folder / "README.md")

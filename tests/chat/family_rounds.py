@@ -1,0 +1,245 @@
+"""Episodes with the models of `members.py`: a scripted model writes as its template does, the engine runs the tools.
+
+Run as a module it writes the table of docs/models.md anew: `python -m tests.chat.family_rounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agentrl.chat.families import recognise
+from agentrl.chat.prefix import first_break, missing_tool_parts, tool_call
+from agentrl.chat.renderer import Renderer
+from agentrl.chat.repair import Origin
+from agentrl.errors import TemplateError
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.tools import make_tools
+from agentrl.testing.invariants import assert_row_invariants
+from agentrl.testing.scripted import ScriptedGenerator
+from agentrl.types import Message, Outcome, Task, Trajectory
+from tests.chat.members import OTHERS, TOOL_USERS, Member
+
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- written by `python -m tests.chat.family_rounds` -->\n", "<!-- end -->\n"
+
+
+def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return str(a + b)
+
+
+def look_up(word: str, tags: list[str], deep: bool = False) -> str:
+    """Look up a word.
+
+    Args:
+        word: What to look up.
+        tags: Where.
+        deep: Whether to look everywhere.
+    """
+    return f"{word}: <b> in {tags}, {deep}\n"
+
+
+TOOLS = [add, look_up]
+SCHEMAS = [tool.schema for tool in make_tools(TOOLS).values()]
+CALLS = [
+    ("look_up", {"word": "Zürich, 東京", "tags": ["a b", "7"], "deep": True}),
+    ("add", {"a": 3, "b": -4}),
+    ("look_up", {"word": "007", "tags": []}),
+]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode that was played, and what it must be."""
+
+    trajectory: Trajectory
+    generator: ScriptedGenerator
+    expected_ids: list[int]
+    messages: list[Message]
+
+
+@cache
+def renderer(member: Member) -> Renderer:
+    return Renderer(member.tokenizer(), tools=True, template_kwargs=member.variables, eos_ids=member.eos_ids)
+
+
+def thoughts(member: Member) -> tuple[str | None, ...]:
+    """What its turns can have as reasoning: what its template shows, given what the generation prompt has written."""
+    reasoning = recognise(member.source).format.reasoning
+    template = renderer(member).choice.template
+    prompt = template.generation_prompt
+    turn = {"role": "assistant", "content": "x", getattr(reasoning, "field", ""): "because"}
+    shown = "because" in template.render([{"role": "user", "content": "q"}, turn], None, False)
+    if reasoning is None or reasoning.closing in prompt or not shown:
+        return (None,)
+    return ("because",) if reasoning.opening in prompt else (None, "because")
+
+
+@cache
+def play(member: Member, thought: str | None, parallel: bool) -> Episode:
+    """Play three turns: one call, two calls (or one), and the answer.
+
+    Args:
+        member: The model.
+        thought: The reasoning of every turn.
+        parallel: Whether the second turn has two calls.
+    """
+    bridge = renderer(member)
+    template = bridge.choice.template
+    field = recognise(member.source).format.reasoning
+    extra = {} if thought is None else {field.field: thought}
+    messages: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How much?"}]
+    prompt = list(messages)
+    script: list[list[int]] = []
+
+    def write(turn: Message, answers: list[Message]) -> None:
+        """Let the model write a turn as the template does, up to the token on which it stops."""
+        header = template.render(messages, SCHEMAS, True)
+        whole = template.render([*messages, turn], SCHEMAS, False)
+        assert whole.startswith(header)
+        ids = encode(bridge, whole[len(header) :].rstrip("\n"))
+        if ids[-1] not in bridge.stop_ids:  # the marker of the next role ends the turn
+            ids.append(encode(bridge, "<|observation|>" if answers else "<|user|>")[0])
+        script.append(ids)
+        messages.extend([turn, *answers])
+
+    number = 0
+    for content, count in (("", 1), ("Let me see.", 2 if parallel else 1)):
+        made = [tool_call(number + index, *CALLS[number + index]) for index in range(count)]
+        answers = [
+            {"role": "tool", "name": name, "tool_call_id": call["id"], "content": globals()[name](**arguments)}
+            for call, (name, arguments) in zip(made, CALLS[number:], strict=False)
+        ]
+        write({"role": "assistant", "content": content, **extra, "tool_calls": made}, answers)
+        number += count
+    write({"role": "assistant", "content": "It is seven.", **extra}, [])
+
+    expected = encode(bridge, template.render(messages, SCHEMAS, False).rstrip("\n"))
+    expected += script[-1][-1:] if expected[-1] not in bridge.stop_ids else []
+    generator = ScriptedGenerator([script])
+    engine = RolloutEngine(generator, bridge, tools=TOOLS)
+    try:
+        [trajectory] = engine.run([Task("g", 0, 0, prompt)])
+    finally:
+        engine.close()
+    return Episode(trajectory, generator, expected, messages)
+
+
+def encode(bridge: Renderer, text: str) -> list[int]:
+    return bridge._tokenizer.encode(text, add_special_tokens=False)
+
+
+def assert_exact(episode: Episode) -> None:
+    """The row is what the model was given and wrote, and equals one full render."""
+    trajectory = episode.trajectory
+    assert_row_invariants(trajectory, episode.generator.calls)
+    assert trajectory.prompt_ids + trajectory.completion_ids == episode.expected_ids
+
+
+def assert_read(episode: Episode) -> None:
+    """The tools were called as the model wrote, and the answer is what it wrote."""
+    trajectory = episode.trajectory
+    assert trajectory.outcome is Outcome.FINISHED
+    made = [result.call for turn in trajectory.turns for result in turn.results]
+    written = [call["function"] for message in episode.messages for call in message.get("tool_calls", ())]
+    assert [{"name": call.name, "arguments": call.arguments} for call in made] == written
+    assert trajectory.completion[-1]["content"] == "It is seven."
+
+
+def assert_reasoning_kept(episode: Episode, field: str, thought: str) -> None:
+    """Every turn was read with its reasoning; that the row has it is in `assert_exact`."""
+    turns = [message for message in episode.trajectory.completion if message["role"] == "assistant"]
+    assert [turn.get(field) for turn in turns] == [thought] * 3
+
+
+def equals_own_render(member: Member, messages: list[Message]) -> bool | None:
+    """Whether the own template renders the same; None where it loses something or rewrites turns of this episode."""
+    own = member.template
+    try:
+        if missing_tool_parts(own.render) or first_break(own.render, messages, SCHEMAS) is not None:
+            return None
+    except TemplateError:
+        return None
+    return own.render(messages, SCHEMAS, False) == renderer(member).choice.template.render(messages, SCHEMAS, False)
+
+
+# The table ----------------------------------------------------------------------------------------------------
+
+_COLUMNS = (
+    *("model", "family", "its own template", "used with tools"),
+    *("rows exact", "calls read", "several calls", "reasoning"),
+)
+
+
+def table() -> str:
+    """The table of docs/models.md."""
+    header = f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}\n"
+    return header + "".join(map(_row, (*TOOL_USERS, *OTHERS)))
+
+
+def _row(member: Member) -> str:
+    family = recognise(member.source)
+    cells = [member.name + (" (images: text only)" if member.images else ""), family.name, _own(member)]
+    if member in OTHERS:
+        return f"| {' | '.join([*cells, 'refused', '', '', '', ''])} |\n"
+    used = "its own" if renderer(member).choice.origin is Origin.OWN else f"`{family.training_template}`"
+    episodes = [play(member, thought, False) for thought in thoughts(member)]
+    several = [play(member, thought, True) for thought in thoughts(member)] if member.parallel else []
+    reasoned = [thought for thought in thoughts(member) if thought]
+    field = family.format.reasoning.field if reasoned else ""
+    kept = _holds(assert_reasoning_kept, play(member, "because", False), field, "because") if reasoned else "none"
+    cells += [
+        used,
+        _all(_holds(assert_exact, episode) for episode in episodes + several),
+        _all(_holds(assert_read, episode) for episode in episodes),
+        _all(_holds(assert_read, episode) for episode in several) if several else "one a turn",
+        "kept" if kept == "yes" else kept,
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _own(member: Member) -> str:
+    """What the own template does in tool rounds."""
+    problem = renderer(member).choice.problem if member in TOOL_USERS else "no tools"
+    if problem is None:
+        return "exact"
+    try:
+        missing = missing_tool_parts(member.template.render)
+    except TemplateError:
+        return "shows no tools"
+    if missing:
+        return "shows no tools" if len(missing) > 2 else f"shows no {' and '.join(missing)}"
+    return "rewrites turns" if "changes when" in problem else "raises on some rounds"
+
+
+def _holds(check: Callable[..., None], *arguments: Any) -> str:
+    try:
+        check(*arguments)
+    except AssertionError:
+        return "no"
+    return "yes"
+
+
+def _all(answers: Iterable[str]) -> str:
+    return "yes" if set(answers) == {"yes"} else "no"
+
+
+def documented(text: str) -> tuple[str, str, str]:
+    """Split the page around the table."""
+    before, _, rest = text.partition(BEGIN)
+    known, _, after = rest.partition(END)
+    return before + BEGIN, known, END + after
+
+
+if __name__ == "__main__":
+    before, _, after = documented(DOCS.read_text(encoding="utf-8"))
+    DOCS.write_text(f"{before}\n{table()}\n{after}", encoding="utf-8")

@@ -1,0 +1,242 @@
+"""Models whose own chat templates are at hand: in trl (Apache-2.0), a development dependency.
+
+Three are written here in short, because theirs are in no package. For conversations with a system prompt they write
+the same text as the models' own, and Mistral's as mistral-common, as was checked when they were written. GLM-4.6 and
+4.7 are changes to GLM-4.5. Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its
+template as an added token.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from agentrl.chat.template import Template
+
+_TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
+_MARKER = re.compile(
+    r"<\|[^|<>\s]{1,40}\|?>|<[^|<>\s]{1,30}\|>|<｜[^<>\s]{1,40}｜>|\[/?[A-Z_]{3,20}\]"
+    r"|</?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|image|arg_key|arg_value)>"
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model.
+
+    Attributes:
+        name: The model, as the table of the documentation names it.
+        file: Its own template in trl.
+        family: The family that it must be recognised as.
+        eos: What it declares as EOS, further ones behind the first.
+        variables: Variables for its template.
+        changes: Texts of the file to replace, for relatives that differ in these.
+        parallel: Whether it can make several calls in a turn.
+        images: Whether it takes images.
+        text: The template itself, where it is in no file of trl.
+    """
+
+    name: str
+    file: str
+    family: str
+    eos: tuple[str, ...] = ("<|im_end|>",)
+    variables: dict[str, Any] = field(default_factory=dict, hash=False)
+    changes: tuple[tuple[str, str], ...] = ()
+    parallel: bool = True
+    images: bool = False
+    text: str = ""
+
+    @property
+    def source(self) -> str:
+        text = self.text or (_TRL / f"{self.file}.jinja").read_text(encoding="utf-8")
+        for old, new in self.changes:
+            assert old in text
+            text = text.replace(old, new)
+        return text
+
+    @property
+    def template(self) -> Template:
+        return Template(self.tokenizer(), self.source, self.variables)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        tokenizer = _tokenizer(self.source, self.eos)
+        tokenizer.chat_template = self.source
+        return tokenizer
+
+    @property
+    def eos_ids(self) -> list[int]:
+        return [self.tokenizer().get_added_vocab()[text] for text in self.eos]
+
+
+@cache
+def _tokenizer(source: str, eos: tuple[str, ...]) -> PreTrainedTokenizerFast:
+    """One token a byte; trained merges are the business of other tests."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    markers = sorted({*_MARKER.findall(source), *eos, "<bos>"})
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markers])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token=eos[0], pad_token=eos[0])
+
+
+_THINKING = (
+    (
+        "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking",
+        "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable_thinking",
+    ),
+)
+# The same text as mistral-common 1.13.1 writes with `MistralTokenizer.v3(is_tekken=True)` for one question with tools.
+_MISTRAL = """
+{{- bos_token -}}
+{%- set system = messages[0].content + '\\n\\n' if messages[0].role == 'system' else '' -%}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}
+        {%- if tools -%}
+            {{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' -}}
+        {%- endif -%}
+        {{- '[INST]' + system + message.content + '[/INST]' -}}
+    {%- elif message.tool_calls -%}
+        {{- '[TOOL_CALLS][' -}}
+        {%- for call in message.tool_calls -%}
+            {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson -}}
+            {{- ', "id": "' + call.id[-9:] + '"}' + (', ' if not loop.last else ']') -}}
+        {%- endfor -%}
+        {{- eos_token -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- message.content + eos_token -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '[TOOL_RESULTS]{"content": ' + message.content | tojson + ', "call_id": "' + message.tool_call_id[-9:] -}}
+        {{- '"}[/TOOL_RESULTS]' -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+_DEEPSEEK_V3_1 = """
+{{- bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join('\\n\\n') -}}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}
+        {{- '<｜User｜>' + message.content -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- '<｜Assistant｜></think>' if loop.previtem.role == 'user' else '' -}}
+        {{- message.content.split('</think>', 1)[-1] if not message.tool_calls else message.content -}}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '<｜tool▁calls▁begin｜>' if loop.first else '' -}}
+            {{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + call.function.arguments -}}
+            {{- '<｜tool▁call▁end｜>' + ('<｜tool▁calls▁end｜>' if loop.last else '') -}}
+        {%- endfor -%}
+        {{- '<｜end▁of▁sentence｜>' -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and messages[-1].role == 'user' -%}
+    {{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') -}}
+{%- endif -%}
+"""
+_SMOLLM3 = """
+{%- set mode = '/no_think' if enable_thinking is false else '/think' -%}
+{%- set header = '<|im_start|>assistant\\n' + ('' if mode == '/think' else '<think>\\n\\n</think>\\n') -%}
+{%- set asked = messages[0].content if messages[0].role == 'system' else '' -%}
+{{- '<|im_start|>system\\n## Metadata\\n\\nKnowledge Cutoff Date: June 2025\\nToday Date: ' -}}
+{{- strftime_now('%d %B %Y') + '\\nReasoning Mode: ' + mode + '\\n\\n## Custom Instructions\\n\\n' -}}
+{{- (asked.rstrip() or 'You are SmolLM.') + '\\n\\n' -}}
+{%- if xml_tools -%}
+    {{- '### Tools\\n\\nYou may call one or more functions to assist with the user query.\\n' -}}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n\\n<tools>\\n' -}}
+    {%- for tool in xml_tools -%}{{- tool | string + '\\n' -}}{%- endfor -%}
+    {{- '</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' -}}
+    {{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": ' -}}
+    {{- '<args-json-object>}\\n</tool_call>\\n\\n<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages if message.role != 'system' -%}
+    {%- set own = message.role == 'assistant' -%}
+    {{- header + message.content.lstrip('\\n') if own else '<|im_start|>user\\n' + message.content -}}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- header if add_generation_prompt else '' -}}
+"""
+_GLM_4_6 = (("tc.arguments %}", "tc.arguments or {} %}"),)
+# Without `clear_thinking`, which is about turns in front of the last question.
+_GLM_4_7 = (
+    (
+        "<|user|>\n{{ visible_text(m.content) }}\n{{- '/nothink' if (enable_thinking is defined "
+        "and not enable_thinking and not visible_text(m.content).endswith(\"/nothink\")) else '' -}}",
+        "<|user|>{{ visible_text(m.content) }}",
+    ),
+    ("{{ '\\n<think>' + reasoning", "{{ '<think>' + reasoning"),
+    ("{{ '\\n<think></think>' }}", "{{ '</think>' }}"),
+    ("{{ '\\n' + content.strip() }}", "{{ content.strip() }}"),
+    ("{{ '\\n<tool_call>' + tc.name }}", "{{- '<tool_call>' + tc.name -}}"),
+    ("tc.arguments %}\n{% for k, v in _args.items() %}\n", "tc.arguments %}{% for k, v in _args.items() %}"),
+    ("</arg_key>\n<arg_value>{{ v", "</arg_key><arg_value>{{ v"),
+    ("</arg_value>\n{% endfor %}\n</tool_call>", "</arg_value>{% endfor %}</tool_call>"),
+    ("'\\n<tool_response>\\n'", "'<tool_response>'"),
+    ("'\\n</tool_response>'", "'</tool_response>'"),
+    ("<|system|>\n{{ visible", "<|system|>{{ visible"),
+    (
+        "'\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else ''",
+        "'</think>' if (enable_thinking is defined and not enable_thinking) else '<think>'",
+    ),
+)
+_GLM_EOS = ("<|endoftext|>", "<|user|>", "<|observation|>")
+_LLAMA = ("<|eot_id|>", "<|eom_id|>")
+_DEEPSEEK = ("<｜end▁of▁sentence｜>",)
+_GEMMA = ("<turn|>", "<|tool_response>")
+_QUIET = {"enable_thinking": False}
+
+TOOL_USERS = (
+    Member("Qwen3", "qwen3", "Qwen3"),
+    Member("Qwen3, not thinking", "qwen3", "Qwen3", variables=_QUIET),
+    Member("Qwen3-Thinking-2507", "qwen3", "Qwen3", changes=_THINKING),
+    Member("Qwen3-Instruct-2507", "qwen3_instruct_2507", "Qwen2.5"),
+    Member("Qwen2.5", "qwen2_5", "Qwen2.5"),
+    Member("Llama 3.1", "llama3_1", "Llama 3", _LLAMA),
+    Member("Llama 3.2", "llama3_2", "Llama 3", _LLAMA),
+    Member("GPT-OSS", "gptoss", "GPT-OSS", ("<|return|>", "<|call|>"), parallel=False),
+    Member("DeepSeek-R1", "deepseekv3", "DeepSeek-V3", _DEEPSEEK),
+    Member("DeepSeek-R1-Distill", "deepseek_r1_distill", "DeepSeek-V3", _DEEPSEEK),
+    Member("DeepSeek-V3.1", "", "DeepSeek-V3.1", _DEEPSEEK, text=_DEEPSEEK_V3_1),
+    Member("DeepSeek-V3.1, thinking", "", "DeepSeek-V3.1", _DEEPSEEK, {"thinking": True}, text=_DEEPSEEK_V3_1),
+    Member("GLM-4.5", "glm4moe", "GLM-4-MoE", _GLM_EOS),
+    Member("GLM-4.5, not thinking", "glm4moe", "GLM-4-MoE", _GLM_EOS, _QUIET),
+    Member("GLM-4.6", "glm4moe", "GLM-4-MoE", _GLM_EOS, changes=_GLM_4_6),
+    Member("GLM-4.7", "glm4moe", "GLM-4-MoE", _GLM_EOS, changes=_GLM_4_7),
+    Member("GLM-4.7, not thinking", "glm4moe", "GLM-4-MoE", _GLM_EOS, _QUIET, _GLM_4_7),
+    Member("Gemma 4 (first revision)", "gemma4_v2", "Gemma 4", _GEMMA),
+    Member("Gemma 4", "gemma4_v5", "Gemma 4", _GEMMA),
+    Member("Gemma 4, thinking", "gemma4_v5", "Gemma 4", _GEMMA, {"enable_thinking": True}),
+    Member("Qwen3.5", "qwen3_5_think", "Qwen3.5"),
+    Member("Qwen3.5, small", "qwen3_5_nothink", "Qwen3.5"),
+    Member("Qwen3.6", "qwen3_6", "Qwen3.5"),
+    Member("Qwen3.6, not thinking", "qwen3_6", "Qwen3.5", variables=_QUIET),
+    Member("Qwen3.8", "qwen3_8", "Qwen3.5"),
+    Member("Nemotron 3 Nano", "nemotron_3_nano", "Nemotron 3"),
+    Member("Nemotron 3 Super", "nemotron_3_super", "Nemotron 3"),
+    Member("Nemotron 3 Ultra", "nemotron_3_ultra", "Nemotron 3"),
+    Member("LFM2 (first revision)", "lfm2", "LFM2"),
+    Member("LFM2", "lfm2_v2", "LFM2"),
+    Member("LFM2.5", "lfm2_2_5_v2", "LFM2.5"),
+    Member("SmolLM3", "", "SmolLM3", text=_SMOLLM3),
+    Member("SmolLM3, not thinking", "", "SmolLM3", variables=_QUIET, text=_SMOLLM3),
+    Member("Mistral (v3, Tekken)", "", "Mistral", ("</s>",), text=_MISTRAL),
+    Member("Qwen3-VL", "qwen3_vl", "Qwen3-VL", images=True),
+)
+"""Models with tools, the most widely used first."""
+
+OTHERS = (
+    Member("Cohere 2 (Tiny Aya)", "cohere2", "Cohere 2", ("<|END_OF_TURN_TOKEN|>",)),
+    Member("Phi-3", "phi3", "Phi-3", ("<|endoftext|>", "<|end|>")),
+    Member("Phi-3.5", "phi3_5", "Phi-3", ("<|endoftext|>", "<|end|>")),
+    Member("Gemma 3", "gemma3", "Gemma 3", ("<eos>", "<end_of_turn>"), images=True),
+    Member("Qwen2-VL, Qwen2.5-VL", "qwen2_5_vl", "Qwen2-VL", images=True),
+    Member("LLaVA-NeXT", "llava_next", "LLaVA-NeXT", ("</s>",), images=True),
+    Member("SmolVLM, SmolVLM2", "smolvlm", "SmolVLM", ("<end_of_utterance>",), images=True),
+)
+"""Models whose own templates show no calls."""
