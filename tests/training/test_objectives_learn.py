@@ -157,7 +157,7 @@ def test_grpo_learns_what_the_formula_says(loss_type, tmp_path):
     )
     expected = learn(gradients)
     assert distance(expected, small_model().state_dict()) > 1e-3
-    assert distance(weights(trainer), expected) < 1e-6
+    assert distance(weights(trainer), expected) < 3e-6
     noise = [abs(value) for row, r in zip(NOISE, REWARDS, strict=True) if r is not None for value in row]
     difference = logged(trainer, "sampling/sampling_logp_difference/mean")
     assert difference[0] * 10 + difference[1] * 18 == pytest.approx(sum(noise), abs=1e-3)
@@ -211,7 +211,7 @@ def test_rloo_learns_what_the_formula_says(normalize, tmp_path):
     )
     expected = learn(gradients)
     assert distance(expected, small_model().state_dict()) > 1e-3
-    assert distance(weights(trainer), expected) < 1e-6
+    assert distance(weights(trainer), expected) < 3e-6
 
 
 def test_the_entropy_bonus_is_over_the_tokens_of_the_policy_loss(tmp_path):
