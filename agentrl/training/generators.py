@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.generation.factory import make_generator
-from agentrl.generation.local import LocalGenerator
+from agentrl.generation.threaded import ThreadedGenerator
 from agentrl.training.arguments import RolloutConfig, as_dict
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,14 @@ def samples_the_policy(generator: Generator, args: RolloutConfig, policy: PreTra
 
     Correcting for that would only carry noise into the update: how rows share a batch depends on when they arrive.
     """
-    mixed = args.bf16 or args.fp16 or getattr(policy, "is_quantized", False)
-    return isinstance(generator, LocalGenerator) and policy.dtype == torch.float32 and not mixed
+    mixed = args.bf16 or args.fp16 or getattr(policy, "is_quantized", False) or policy.dtype != torch.float32
+    return isinstance(generator, ThreadedGenerator) and not mixed and not _unscored(args)
+
+
+def _unscored(args: RolloutConfig) -> dict[str, object]:
+    """What samples are drawn with and the trainer does not score with."""
+    given = as_dict(args.generation_kwargs) or {}
+    return {name: value for name, value in given.items() if name not in COMMON}
 
 
 def generator_of(
@@ -51,8 +57,7 @@ def generator_of(
         model: The policy, not wrapped.
         autocast: Makes the mixed-precision context of a forward pass.
     """
-    given = as_dict(args.generation_kwargs) or {}
-    special = {name: value for name, value in given.items() if name not in COMMON}
+    special = _unscored(args)
     if args.use_transformers_continuous_batching:
         from agentrl.generation.continuous import ContinuousGenerator
 
