@@ -125,6 +125,7 @@ def train(side: str, size: Size, rows: int) -> dict[str, Any]:
             disable_tqdm=True,
             bf16=False,
             use_cpu=True,
+            vllm_importance_sampling_correction=False,  # the logprobs of the rollouts are made up
         )
         trainer: Any = GRPOTrainer(
             model=model,

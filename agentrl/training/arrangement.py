@@ -60,8 +60,7 @@ class Arranger:
             batches: Micro-batches of this process; those beyond the rows are empty.
             together: See `Collector.collect`.
         """
-        if not together or self._routed or getattr(self._args, "loss_type", None) == "bnpo":
-            # The loss is defined by which rows share a micro-batch, or nothing is known of the step.
+        if not together or self._keeps_order:
             parts = [list(part) for part in split(range(mine.start, mine.stop), size)]
             return parts + [[]] * (batches - len(parts))
         plan = plan_window(
@@ -114,6 +113,12 @@ class Arranger:
     @cached_property
     def _costs(self) -> Costs:
         return Costs.of(self._model, self._layout)
+
+    @property
+    def _keeps_order(self) -> bool:
+        """Whether the loss depends on which rows share a micro-batch."""
+        by_micro_batch = getattr(self._args, "loss_type", None) == "bnpo"
+        return self._routed or by_micro_batch or getattr(self._args, "top_entropy_quantile", 1.0) != 1.0
 
     @property
     def _pad_multiple(self) -> int | None:

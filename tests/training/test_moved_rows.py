@@ -77,8 +77,9 @@ def test_rows_stay_in_their_optimizer_step(algorithm, tmp_path):
         assert sorted(chain.from_iterable(plan[2:])) == [4, 5, 6, 7]
 
 
-def test_bnpo_keeps_its_micro_batches(tmp_path):
-    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "loss_type": "bnpo"}
+@pytest.mark.parametrize("option", [{"loss_type": "bnpo"}, {"top_entropy_quantile": 0.5}], ids=str)
+def test_losses_that_look_at_whole_micro_batches_keep_them(option, tmp_path):
+    options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, **option}
     assert train("grpo", tmp_path, options)["plans"] == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 2
 
 
