@@ -55,7 +55,6 @@ class Threads:
                 self._mailbox = _Mailbox(loop)
             pending = _Call(functools.partial(function, *args, **kwargs), self._mailbox, loop.create_future())
             crew = self._crew
-            crew.spare -= 1
             self._man(crew)
             crew.calls.put(pending)
         try:
@@ -84,51 +83,68 @@ class Threads:
             logger.warning("%d call(s) of tools or environments still run in threads at closing", busy)
 
     def _man(self, crew: _Crew) -> None:
-        """Start a thread if a call would wait otherwise."""
-        if crew.spare < 0 and len(crew.threads) < self._max_threads:
+        """See to it that a thread is free for a call, as far as the limit allows."""
+        with suppress(IndexError):
+            return crew.idle.pop()
+        if len(crew.threads) < self._max_threads:
             thread = threading.Thread(target=self._work, args=(crew,), name="agentrl-call", daemon=True)
             crew.threads.append(thread)
-            crew.spare += 1
-            thread.start()
+            return thread.start()
+        return crew.owed.append(None)
 
     def _work(self, crew: _Crew) -> None:
         with suppress(Abandoned):
             while (pending := crew.calls.get()) is not None:
-                spared = own_children()
-                with self._lock:
-                    pending.begin(spared)
-                outcome = pending.execute()
-                with self._lock:
-                    pending.thread = None
-                    if pending.left and outcome is not None:
-                        return
-                    crew.spare += 1
-                if outcome is not None:
+                if pending.begin(own_children()):
+                    outcome = pending.execute()
+                    if pending.end():
+                        return  # it was left behind, and another thread has its place
                     pending.mailbox.put(pending, outcome)
-                del pending, outcome  # an idle thread must not keep the last call's arguments alive
+                    del outcome
+                del pending  # an idle thread must not keep the last call's arguments alive
+                crew.rest()
 
     def _abandon(self, pending: _Call, crew: _Crew) -> None:
         """Leave a call behind; if it runs already, so is its thread, whose place another one may take."""
-        with self._lock:
+        with self._lock, pending.lock:
             pending.left = True
             if (thread := pending.thread) is None:  # not begun, or ended just now
                 return
             crew.threads.remove(thread)
             self.abandoned += 1
-            self._man(crew)
+            if crew.owed:
+                crew.owed.pop()
+                self._man(crew)  # a call waits for the place
             where = place(thread)
             end(thread, pending.spared)
         logger.warning("gave up waiting for %s, which was at %s", pending.name, where)
 
 
 class _Crew:
-    """The threads between two closings, and their queue: a thread left behind never takes a later crew's calls."""
+    """The threads between two closings, and their queue: a thread left behind never takes a later crew's calls.
+
+    Threads that come and go share no lock: a hundred that end at once would queue for it. The two deques are counters
+    that any thread may change.
+
+    Attributes:
+        calls: Calls that no thread has taken yet.
+        threads: All threads; changed under the lock of `Threads`.
+        idle: One entry for each thread that waits for a call and is not spoken for.
+        owed: One entry for each call that has to wait for a thread.
+    """
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.spare = 0
-        """Threads less calls that run or wait; negative when calls wait."""
+        self.idle: deque[None] = deque()
+        self.owed: deque[None] = deque()
+
+    def rest(self) -> None:
+        """Called by a thread that has ended a call: it takes a waiting one, or is idle."""
+        try:
+            self.owed.pop()
+        except IndexError:
+            self.idle.append(None)
 
 
 class _Mailbox:
@@ -161,13 +177,14 @@ class _Mailbox:
 class _Call:
     """One call on its way to a thread and back to the loop that waits for it."""
 
-    __slots__ = ("answer", "context", "function", "left", "mailbox", "spared", "thread")
+    __slots__ = ("answer", "context", "function", "left", "lock", "mailbox", "spared", "thread")
 
     def __init__(self, function: functools.partial[Any], mailbox: _Mailbox, answer: asyncio.Future[Any]) -> None:
         self.function = function
         self.mailbox = mailbox
         self.answer = answer
         self.context = contextvars.copy_context()
+        self.lock = threading.Lock()  # of the three below
         self.left = False  # nobody waits any more
         self.thread: threading.Thread | None = None  # that which runs it
         self.spared: frozenset[int] = frozenset()  # processes that its thread started for earlier calls
@@ -177,16 +194,22 @@ class _Call:
         """What is called, for messages."""
         return str(getattr(self.function.func, "__qualname__", self.function.func))
 
-    def begin(self, spared: frozenset[int]) -> None:
-        """Belong to the current thread from now on, unless nobody waits any more."""
-        if not self.left:
-            self.thread, self.spared = threading.current_thread(), spared
+    def begin(self, spared: frozenset[int]) -> bool:
+        """Belong to the current thread from now on; False if nobody waits any more."""
+        with self.lock:
+            if not self.left:
+                self.thread, self.spared = threading.current_thread(), spared
+            return not self.left
 
-    def execute(self) -> Outcome | None:
-        """Return what came of it, None if it did not begin; an exception is a value here: futures refuse some."""
-        if self.thread is None:
-            return None
+    def execute(self) -> Outcome:
+        """Return what came of it; an exception is a value here, since futures refuse some."""
         try:
             return self.context.run(self.function), None
         except BaseException as error:  # noqa: BLE001 (raised again where the call is awaited)
             return None, error
+
+    def end(self) -> bool:
+        """Belong to no thread any more; True if it was left behind meanwhile."""
+        with self.lock:
+            self.thread = None
+            return self.left
