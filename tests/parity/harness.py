@@ -13,7 +13,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 import agentrl
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import EOS, FIX_VOCAB_SIZE, fix_tokenizer
+from tests.training.runs import distance
 
 Side = Literal["agentrl", "trl"]
 Rewards = Sequence[Callable[..., list[float | None]]]
@@ -50,6 +51,19 @@ BASE: dict[str, Any] = {
     "disable_tqdm": True,
     "use_cpu": True,
 }
+
+
+CUTTING = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+        "num_iterations",
+        "max_steps",
+        "learning_rate",
+    }
+)
+"""Options that say how often and on what a run steps, and nothing about the objective."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +105,21 @@ def _ids(draw: random.Random, count: int) -> list[int]:
 
 
 def by_ids(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
-    """A reward that depends on the sampled ids only."""
-    return [(sum(ids) % 11) / 10 for ids in completion_ids]
+    """A reward that depends on the sampled ids only, and is never the mean of its group.
+
+    An advantage of 0 is one of 1e-8 to who computes it in another order, and clip ratios ask for its sign.
+    """
+    return [(sum(ids) % 97) / 100 for ids in completion_ids]
 
 
 def by_length(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
     """A second one."""
-    return [0.1 * (len(ids) % 4) + (ids[0] % 3) for ids in completion_ids]
+    return [0.1 * (len(ids) % 4) + (ids[0] % 37) / 100 for ids in completion_ids]
 
 
 def sometimes(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
-    """One that does not apply to every row; to two of the first group, whatever its ids."""
-    return [None if row % 4 in (1, 2) else (sum(ids) % 7) / 5 for row, ids in enumerate(completion_ids)]
+    """One that applies to two members of each group."""
+    return [None if row % 4 in (1, 2) else (sum(ids) % 61) / 50 for row, ids in enumerate(completion_ids)]
 
 
 def model_of(family: str) -> PreTrainedModel:
@@ -153,6 +170,9 @@ class Case:
         rewards: Reward functions.
         family: The model.
         corrects: Whether the sampler's logprobs correct the loss.
+        apart: Metrics that TRL defines otherwise; what they are here has a test of its own.
+        unlike: Options of the run that this one must not equal, or it would show nothing; None: those of `BASE`, with
+            what says how steps are cut.
     """
 
     name: str
@@ -162,6 +182,14 @@ class Case:
     rewards: Rewards = (by_ids,)
     family: str = "llama"
     corrects: bool = False
+    apart: frozenset[str] = frozenset()
+    unlike: dict[str, Any] | None = None
+
+    @property
+    def without(self) -> Case:
+        """The run that this one must not equal."""
+        cut = {name: value for name, value in self.options.items() if name in CUTTING}
+        return replace(self, options=cut if self.unlike is None else cut | self.unlike, corrects=False)
 
 
 @dataclass(frozen=True)
@@ -257,13 +285,13 @@ class Difference:
         weights: The largest difference of a weight.
         logs: Of each metric that both log, the largest difference over the steps, relative where above 1.
         moved: How far the weights went from where they began, at most.
-        only: Metrics that one side alone logs.
+        missing: Metrics that TRL logs and we do not.
     """
 
     weights: float
     logs: dict[str, float]
     moved: float
-    only: frozenset[str]
+    missing: frozenset[str]
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -278,24 +306,19 @@ TIMES = frozenset({"step_time", "epoch", "learning_rate"})
 def difference(case: Case, ours: Trained, theirs: Trained) -> Difference:
     """Compare two runs of a case."""
     start = model_of(case.family).state_dict()
-    assert ours.weights.keys() == theirs.weights.keys()
     assert len(ours.logs) == len(theirs.logs)
     logs: dict[str, float] = {}
-    only: set[str] = set()
+    missing: set[str] = set()
     for mine, its in zip(ours.logs, theirs.logs, strict=True):
-        only |= (mine.keys() ^ its.keys()) - TIMES
-        for name in mine.keys() & its.keys() - TIMES:
+        missing |= its.keys() - mine.keys() - TIMES
+        for name in (mine.keys() & its.keys()) - TIMES - case.apart:
             logs[name] = max(logs.get(name, 0.0), _apart(mine[name], its[name]))
     return Difference(
-        max(_largest(ours.weights[name] - theirs.weights[name]) for name in start),
+        distance(ours.weights, theirs.weights),
         logs,
-        max(_largest(ours.weights[name] - start[name]) for name in start),
-        frozenset(only),
+        distance(ours.weights, start),
+        frozenset(missing),
     )
-
-
-def _largest(values: Tensor) -> float:
-    return values.abs().max().item()
 
 
 def _apart(mine: float | None, its: float | None) -> float:
