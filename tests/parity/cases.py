@@ -59,9 +59,7 @@ REGULARIZERS = [
     Case("entropy_coef", {"entropy_coef": 0.5}),
     Case("entropy_coef, grpo", {"loss_type": "grpo", "entropy_coef": 0.5}),
     Case("adaptive entropy, below the target", ADAPTIVE | HIGH_TARGET),
-    Case(
-        "adaptive entropy, about the target", ADAPTIVE | {"entropy_target": 5.7094}, unlike=ADAPTIVE | HIGH_TARGET
-    ),
+    Case("adaptive entropy, about the target", ADAPTIVE | {"entropy_target": 5.7094}, unlike=ADAPTIVE | HIGH_TARGET),
     Case("router_aux_loss_coef", ROUTER, family="qwen3_moe"),
     Case("router_aux_loss_coef, cut", CUT | ROUTER, family="qwen3_moe", apart=OVER_ALL_ROWS),
 ]
@@ -112,7 +110,8 @@ STEPS = [
 def _corrected(mode: str, **options: Any) -> Case:
     bounds = {"vllm_importance_sampling_clip_max": 1.2, "vllm_importance_sampling_clip_min": 0.7}
     settings = {"vllm_importance_sampling_mode": mode, **bounds, **options}
-    name = ", ".join([mode, *(["beta"] if "beta" in options else []), *filter(None, [options.get("loss_type")])])
+    about = (name for name in options if name not in ("loss_type", "learning_rate"))
+    name = ", ".join([mode, *([options["loss_type"]] if "loss_type" in options else []), *about])
     return Case(name, settings, rollouts=NOISY, corrects=True, unlike=options)
 
 
@@ -121,6 +120,7 @@ CORRECTIONS = [
     _corrected("token_mask"),
     _corrected("sequence_truncate"),
     _corrected("sequence_mask"),
+    _corrected("sequence_mask", num_iterations=1),
     _corrected("token_truncate", **VESPO),
     _corrected("sequence_mask", **VESPO),
     _corrected("sequence_truncate", **KL),
@@ -137,7 +137,7 @@ RLOO = [
     _rloo("beta", {"beta": 0.5}),
     _rloo("normalize_advantages", {"normalize_advantages": True}),
     _rloo("reward_clip_range", {"reward_clip_range": (0.2, 0.6)}),
-    _rloo("epsilon, epsilon_high", {"epsilon": 0.05, "epsilon_high": 50.0}),
+    _rloo("epsilon, epsilon_high", {"epsilon": 0.05, "epsilon_high": 50.0, "learning_rate": 0.03}),
     _rloo("reward_weights", {"reward_weights": [0.5, 2.0]}, rewards=(by_ids, by_length)),
     _rloo("None rewards", {}, rewards=(by_ids, sometimes)),
     _rloo("num_iterations 1", {"num_iterations": 1}),
