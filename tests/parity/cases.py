@@ -12,7 +12,8 @@ from tests.parity.harness import Case, Rollouts, by_ids, by_length, sometimes
 
 NOISY = Rollouts(noise=0.3)
 SEQUENCE: dict[str, Any] = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
-VESPO: dict[str, Any] = {"loss_type": "vespo", "learning_rate": 0.02}
+VESPO: dict[str, Any] = {"loss_type": "vespo", "learning_rate": 0.05}
+GAMMA: dict[str, Any] = {f"vespo_{name}": 0.5 for name in ("k_pos", "k_neg", "lambda_pos", "lambda_neg")}
 KL: dict[str, Any] = {"loss_type": "grpo", "beta": 0.2}
 SYNC: dict[str, Any] = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
 TOP: dict[str, Any] = {"top_entropy_quantile": 0.4}
@@ -40,7 +41,7 @@ LOSSES = [
     Case("luspo", {"loss_type": "luspo", "importance_sampling_level": "sequence", "learning_rate": 0.05}),
     Case("luspo, token level", {"loss_type": "luspo", "learning_rate": 0.05}),
     Case("vespo", VESPO),
-    Case("vespo, k and lambda", VESPO | {"vespo_k_pos": 1.0, "vespo_lambda_neg": 1.0}, unlike=VESPO),
+    Case("vespo, k and lambda", VESPO | GAMMA, unlike=VESPO),
 ]
 RATIOS = [
     Case("sequence level", SEQUENCE),
