@@ -82,13 +82,10 @@ class Conversation:
         """The current row."""
         return Row(self.ids[: self.prompt_length], self.completion_ids, self.loss_mask, self.logprobs)
 
-    def sampled_rows(self) -> list[Row]:
-        """All rows, each up to its last sampled token: an episode that was interrupted may have a suffix behind it."""
-        row = self.row
-        length = max((index for index, sampled in enumerate(row.loss_mask, start=1) if sampled), default=0)
-        if self.rows and not length:
+    def rows_up_to(self, stop: int) -> list[Row]:
+        """All rows, the current one up to an index in its completion; without it if that is 0 and there are others."""
+        if self.rows and not stop:
             return self.rows
-        return [
-            *self.rows,
-            Row(row.prompt_ids, row.completion_ids[:length], row.loss_mask[:length], row.logprobs[:length]),
-        ]
+        row = self.row
+        cut = Row(row.prompt_ids, row.completion_ids[:stop], row.loss_mask[:stop], row.logprobs[:stop])
+        return [*self.rows, cut]

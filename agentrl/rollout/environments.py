@@ -11,7 +11,11 @@ An environment is a class (or any factory) whose instances have
   signature takes that;
 - `close()`, optional: frees what the instance holds, called once;
 - tools: every other public method written in the class or a parent. Static and class methods, properties,
-  attributes and names that begin with an underscore are not offered to the model.
+  attributes and names that begin with an underscore are not offered to the model;
+- `tool_schemas` and `call_tool(name, arguments)`, optional, both or neither: tools that are known at run time only,
+  from a server say. The first is an attribute (or property), a list of descriptions as `Tool.from_schema` takes
+  them; it is read when the environment is made and again after each `reset`, so a task may have tools of its own.
+  The second runs one.
 
 All of them may be async. An environment ends an episode in one of two ways: a tool raises
 `EpisodeDone(text)`, or the instance has an attribute (or property) `done` that is true after a tool round. A
@@ -26,11 +30,12 @@ import inspect
 import math
 import numbers
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.errors import ConfigurationError, EpisodeDone, RewardError, ToolDefinitionError
+from agentrl.rollout.calling import is_async
 from agentrl.rollout.tools import RESERVED_NAMES, Tool
 from agentrl.types import Prompt, Task
 
@@ -40,6 +45,7 @@ __all__ = [
     "apply_observation",
     "as_number",
     "check_columns",
+    "described_tools",
     "environment_tools",
     "episode_done",
     "merge_tools",
@@ -58,7 +64,8 @@ class EnvironmentSpec:
     Attributes:
         name: The key in `environment_factory`, None for a single environment.
         class_name: Name of the instances' class; messages and metrics use it.
-        tools: Its methods as tools, not bound to an instance.
+        tools: Its methods as tools, not bound to an instance, and what `tool_schemas` said at first.
+        described: Whether it has `tool_schemas`.
         reset_parameters: The parameters of `reset`.
         has_reward: Whether it owns a reward.
         counts_turns: Whether its `get_reward` takes the number of turns.
@@ -70,6 +77,7 @@ class EnvironmentSpec:
     reset_parameters: Mapping[str, inspect.Parameter]
     has_reward: bool
     counts_turns: bool = False
+    described: bool = False
 
     @classmethod
     def of(cls, instance: Any, name: str | None = None) -> EnvironmentSpec:
@@ -90,18 +98,22 @@ class EnvironmentSpec:
             raise ToolDefinitionError(
                 f"{class_name}.get_reward is called without arguments (but for `turns`) and needs {wanted}"
             )
+        described = _has_described_tools(instance)
+        tools = environment_tools(instance)
         return cls(
             name=name,
             class_name=class_name,
-            tools=environment_tools(instance),
+            tools=tools | described_tools(instance) if described else tools,
+            described=described,
             reset_parameters=inspect.signature(instance.reset).parameters,
             has_reward=callable(get_reward),
             counts_turns="turns" in parameters,
         )
 
     def bind(self, instance: Any) -> dict[str, Tool]:
-        """The tools of one instance."""
-        return {name: tool.bind(instance) for name, tool in self.tools.items()}
+        """The tools of one instance, as they are after a `reset`."""
+        methods = {name: tool.bind(instance) for name, tool in self.tools.items() if tool.instance is None}
+        return methods | described_tools(instance) if self.described else methods
 
 
 def environment_tools(instance: Any) -> dict[str, Tool]:
@@ -119,6 +131,43 @@ def environment_tools(instance: Any) -> dict[str, Tool]:
         tool = Tool.from_function(getattr(instance, name), owner=cls.__name__)
         tools[name] = replace(tool.renamed(name), function=method)  # the attribute's name, also for an alias
     return tools
+
+
+def described_tools(instance: Any) -> dict[str, Tool]:
+    """The tools that an instance lists in `tool_schemas`, bound to it.
+
+    Raises:
+        ToolDefinitionError: A description is not one, or two have the same name or that of a method.
+    """
+    owner = type(instance).__name__
+    tools: dict[str, Tool] = {}
+    for description in instance.tool_schemas:
+        tool = Tool.from_schema(description, _caller(instance))
+        if tool.name in tools or callable(getattr(type(instance), tool.name, None)):
+            raise ToolDefinitionError(f"{owner}.tool_schemas has a second tool called {tool.name!r}")
+        tools[tool.name] = replace(tool, function=_caller(instance, tool.name), owner=owner, instance=instance)
+    return tools
+
+
+def _has_described_tools(instance: Any) -> bool:
+    has = [hasattr(instance, "tool_schemas"), callable(getattr(instance, "call_tool", None))]
+    if any(has) and not all(has):
+        raise ToolDefinitionError(
+            f"{type(instance).__name__} has only one of `tool_schemas` and `call_tool(name, arguments)`; "
+            "the first describes tools, the second runs them"
+        )
+    return all(has)
+
+
+def _caller(instance: Any, name: str = "") -> Callable[..., Any]:
+    """A function of a described tool's arguments, async if `call_tool` is."""
+    if is_async(instance.call_tool):
+
+        async def ask(**arguments: Any) -> Any:
+            return await instance.call_tool(name, arguments)
+
+        return ask
+    return lambda **arguments: instance.call_tool(name, arguments)
 
 
 def merge_tools(standalone: Mapping[str, Tool], environment: Mapping[str, Tool], owner: str) -> dict[str, Tool]:

@@ -21,7 +21,7 @@ from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation
-from agentrl.rollout.environments import episode_done
+from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool
@@ -141,7 +141,7 @@ class Episode:
                 raise
             except Exception as error:
                 raise _EnvironmentError(error) from error
-            self.tools = {**self.tools, **pool.bound_tools(self.environment)}
+            self.tools = merge_tools(self.tools, pool.bound_tools(self.environment), type(self.environment).__name__)
         assert prompt is not None, "a task without a prompt needs an environment; the trainer checks it"
         self.schemas = [tool.schema for tool in self.tools.values()]
         self.conversation = Conversation(prompt, self.stage.renderer.prompt_ids(prompt, self.schemas))
@@ -201,7 +201,7 @@ class Episode:
 
     def _finish_turn(self, turn: Turn, results: list[ToolResult]) -> None:
         """Take a turn into the books, with the answers to its calls: from here on it is part of the trajectory."""
-        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds))
+        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds, turn.row))
         self.sampled = None
         late = [self.tools[result.call.name] for result in results if result.timed_out]
         if any(tool.instance is not None for tool in late):
@@ -272,7 +272,9 @@ class Episode:
     def _trajectory(self, outcome: Outcome, **fields: Any) -> Trajectory:
         conversation = self.conversation
         text = isinstance(conversation.prompt, str)
-        first, *forks = conversation.sampled_rows()
+        # An episode that was interrupted may have more in its row than its whole turns; nothing there is trained.
+        whole = [turn.stop for turn in self.turns[-1:] if turn.row == len(conversation.rows)]
+        first, *forks = conversation.rows_up_to(whole[0] if whole else 0)
         return Trajectory(
             task=self.task,
             prompt=conversation.prompt,

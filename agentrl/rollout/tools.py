@@ -35,7 +35,7 @@ from agentrl.rollout.schemas import explicit_schema, function_name, tool_schema
 from agentrl.rollout.threads import Threads
 from agentrl.types import Message, StepReward, Task, ToolCall, ToolResult
 
-RESERVED_NAMES = frozenset({"reset", "get_reward", "close"})
+RESERVED_NAMES = frozenset({"reset", "get_reward", "close", "call_tool", "tool_schemas"})
 """Methods of an environment that are never tools, and names that no tool may have."""
 
 RETRY_DELAY = 0.2

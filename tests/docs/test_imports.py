@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "generation": BELOW_GENERATION,
     "rollout": BELOW_ROLLOUT,
     "training": BELOW_TRAINING,
+    "cli": BELOW_TRAINING | {"training"},
     "testing": BELOW_TRAINING,
     "envs": BELOW_TRAINING,
     "tools": BELOW_TRAINING,

@@ -371,6 +371,7 @@ def test_no_two_rollouts_hold_one_instance(threads: Threads) -> None:
 
 
 def test_g09_an_instance_whose_rollout_was_cancelled_meanwhile_is_not_lost(threads: Threads) -> None:
+    Counter.closed = []
     begin, made = threading.Event(), []
 
     def factory() -> Counter:
@@ -394,6 +395,7 @@ def test_g09_an_instance_whose_rollout_was_cancelled_meanwhile_is_not_lost(threa
 
 
 def test_g09_an_instance_made_while_the_pool_closes_is_closed(threads: Threads) -> None:
+    Counter.closed = []
     begin, made = threading.Event(), []
 
     def factory() -> Counter:

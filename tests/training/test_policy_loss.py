@@ -13,6 +13,7 @@ import torch
 
 from agentrl import GRPOConfig, GRPOTrainer
 from agentrl.objectives.aggregation import AGGREGATIONS, Denominators
+from agentrl.training.attention import Segment
 from agentrl.training.batching import MicroBatch
 from agentrl.training.metrics import MetricStore
 from agentrl.training.scoring import Scores
@@ -56,15 +57,17 @@ def to_batch(rows: Sequence[Row]) -> tuple[MicroBatch, torch.Tensor, torch.Tenso
         return torch.tensor([value for row in rows for value in getattr(row, name)], dtype=torch.float64)
 
     lengths = [len(row.logps) for row in rows]
+    owner_N = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
     batch = MicroBatch(
         input_ids=torch.zeros(len(rows), 1, dtype=torch.int64),
         attention_mask=None,
         position_ids=None,
-        starts=(0,) * len(rows),
-        lengths=tuple(lengths),
+        sequences_at=tuple(Segment(0, 0, 0, length) for length in lengths),
+        segments=None,
         target_index_N=torch.zeros(sum(lengths), dtype=torch.int64),
         target_ids_N=torch.zeros(sum(lengths), dtype=torch.int64),
-        row_N=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths)),
+        row_N=owner_N,
+        sequence_N=owner_N,
         sampler_logps_N=flat("sampler"),
         advantages_R=torch.tensor([row.advantage for row in rows], dtype=torch.float64),
         old_logps_N=flat("old"),
