@@ -11,7 +11,7 @@ from tests.parity.harness import Case, Trained, difference, run
 from tests.training.runs import distance
 
 SAME = 1e-5
-ALWAYS = {"grpo", "dapo", "cispo", "sequence level", "beta, bias correction", "sequence_mask", "rloo beta"}
+ALWAYS = {"grpo", "dapo", "sequence level", "beta, bias correction", "sequence_mask", "rloo beta"}
 """Cases of the fast tests."""
 
 

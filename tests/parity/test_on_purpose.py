@@ -65,7 +65,7 @@ SPLIT_INVARIANT = [
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=[] if case.name in ("dapo", "entropy_coef") else [pytest.mark.slow])
+        pytest.param(case, id=case.name, marks=[] if case.name == "entropy_coef" else [pytest.mark.slow])
         for case in SPLIT_INVARIANT
     ],
 )
