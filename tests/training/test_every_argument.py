@@ -52,7 +52,7 @@ def reads(source: str | ast.AST) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(textwrap.dedent(source)) if isinstance(source, str) else source):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            if ast.unparse(node.value).rsplit(".", 1)[-1] in ("args", "config", "self"):
+            if ast.unparse(node.value).rsplit(".", 1)[-1] in ("args", "_args", "config", "self"):
                 found.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             found |= {argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)}
