@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -85,8 +87,11 @@ def test_n01_eos_is_trained_where_it_pads_too(tmp_path):
     assert seen == [(4, 4)]
 
 
+COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=COMPILER)])
 def test_a_compiled_model_learns_the_same(backend, tmp_path):
     """The trainer's forward and backward passes are compiled; the generator keeps to the module below."""
     plain, compiled = (
