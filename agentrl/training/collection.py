@@ -36,6 +36,7 @@ from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
+from agentrl.training.preparation import has_dropout
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
@@ -374,15 +375,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a training pass of the model is random, by a dropout module or by attention's own probability."""
-    probabilities = (
-        module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", None)
-        for module in model.modules()
-    )
-    return any(isinstance(p, float) and p > 0 for p in probabilities)
 
 
 def _common_columns(datasets: Sequence[Any]) -> set[str] | None:

@@ -12,17 +12,29 @@ from agentrl.errors import ConfigurationError
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability of a model to 0.
+    """Set every dropout probability of a model to 0."""
+    for module, name in _dropouts(model):
+        setattr(module, name, 0.0)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a training pass of the model is random."""
+    return any(getattr(module, name) > 0 for module, name in _dropouts(model))
+
+
+def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Where a model keeps its dropout probabilities: the modules, and the names of their attributes.
 
     Dropout layers have it as `p`. Attention and some older architectures keep it as a number of their own, which
     they hand to a function while training: attributes whose name ends in `dropout`.
     """
+    found: list[tuple[nn.Module, str]] = []
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if name.endswith("dropout") and isinstance(value, float):
-                setattr(module, name, 0.0)
+            found.append((module, "p"))
+        numbers = [name for name, value in vars(module).items() if isinstance(value, float)]
+        found += [(module, name) for name in numbers if name.endswith("dropout")]
+    return found
 
 
 def inner(model: nn.Module) -> Any:
