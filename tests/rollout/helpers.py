@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.chat.renderer import Renderer
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.tokenizers import fix_tokenizer
-from agentrl.types import Message, Task
+from agentrl.types import Message, Task, Trajectory
 
 EOS, NEWLINE, BOS = 2, 3, 1
 QUESTION: list[Message] = [{"role": "user", "content": "Q:"}]
@@ -66,3 +68,15 @@ def echo(text: str) -> str:
         text: Any text.
     """
     return text
+
+
+def run_and_close(engine: RolloutEngine, rows: list[Task]) -> list[Trajectory]:
+    """Play tasks, assert the row invariants, and close the engine."""
+    try:
+        trajectories = engine.run(rows)
+        for trajectory in trajectories:
+            assert_row_invariants(trajectory)
+        engine.release(trajectories)
+    finally:
+        engine.close()
+    return trajectories

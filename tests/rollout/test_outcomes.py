@@ -20,7 +20,7 @@ from agentrl.rollout.policy import ToolPolicy, tool
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Limit, Outcome, Task, Trajectory
-from tests.rollout.helpers import QUESTION, Counter, call, renderer, tasks, turn
+from tests.rollout.helpers import QUESTION, Counter, call, renderer, run_and_close, tasks, turn
 
 AT_ONCE = FailurePolicy(delay=0)
 CALL_THEN_ANSWER = [turn(call("inc")), turn("ok")]
@@ -40,15 +40,7 @@ def looped(turns):
 
 
 def play(script, rows, **options):
-    engine = engine_of(script, **options)
-    try:
-        trajectories = engine.run(rows)
-        for trajectory in trajectories:
-            assert_row_invariants(trajectory)
-        engine.release(trajectories)
-    finally:
-        engine.close()
-    return trajectories
+    return run_and_close(engine_of(script, **options), rows)
 
 
 def instances_of(cls):

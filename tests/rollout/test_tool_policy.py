@@ -23,10 +23,9 @@ from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.policy import ToolPolicy, policy_of, tool
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import ToolRunner, make_tools
-from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome, Task, ToolCall, ToolResult
-from tests.rollout.helpers import QUESTION, Counter, call, renderer, tasks, turn
+from tests.rollout.helpers import QUESTION, Counter, call, renderer, run_and_close, tasks, turn
 
 LONG = 30.0
 """Seconds that nothing here waits for: what hangs, hangs for so long."""
@@ -55,15 +54,7 @@ def play(turns: Any, rows: list[Task], **options: Any) -> list[Any]:
     """Play the same turns in every rollout, or those of a policy."""
     left: dict[str, list[list[int]]] = {}
     script = turns if callable(turns) else lambda session, *_: left.setdefault(session, list(turns)).pop(0)
-    engine = RolloutEngine(ScriptedGenerator(script), renderer(), **options)
-    try:
-        trajectories = engine.run(rows)
-        for trajectory in trajectories:
-            assert_row_invariants(trajectory)
-        engine.release(trajectories)
-    finally:
-        engine.close()
-    return trajectories
+    return run_and_close(RolloutEngine(ScriptedGenerator(script), renderer(), **options), rows)
 
 
 def eventually(condition: Any, seconds: float = 5.0) -> bool:
