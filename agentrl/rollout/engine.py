@@ -28,11 +28,14 @@ from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.environments import merge_tools
 from agentrl.rollout.episode import Episode, Stage
-from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff
+from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
+from agentrl.rollout.journal.journal import Journal
+from agentrl.rollout.journal.records import RolloutRecord, State
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.loop import LoopThread
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
+from agentrl.rollout.replay import Diverged
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import Task, Trajectory
@@ -61,6 +64,12 @@ class RolloutEngine:
         tool_policy: The policy of tools whose author did not set one with `@tool`.
         tool_max_failures: Failed calls in a row, in at least two groups, that break a tool and end the run; None for
             any number.
+        journal: Where every turn is kept before the next one is sampled. What its open window holds of a task is not
+            played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
+
+    Attributes:
+        hands_over_environments: Whether whoever gets the trajectories needs the environments that played them. Then
+            what the journal holds of a rollout is used only where its environment is `replayable`.
 
     Raises:
         ToolDefinitionError: A tool or an environment does not meet the contract.
@@ -80,8 +89,11 @@ class RolloutEngine:
         environment_timeout: float | None = 600.0,
         tool_policy: ToolPolicy | None = None,
         tool_max_failures: int | None = 100,
+        journal: Journal | None = None,
     ) -> None:
         self.generator = generator
+        self.journal = journal
+        self.hands_over_environments = True
         self.renderer = renderer
         self.limits = limits or Limits(max_context=generator.max_context)
         self._loop = LoopThread()
@@ -174,6 +186,7 @@ class RolloutEngine:
             tools=self._tools,
             environments=self.environments,
             cancelled=self._cancelled,
+            journal=self.journal,
         )
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
@@ -192,9 +205,13 @@ class RolloutEngine:
             await _end(rollouts)
 
     async def _rollout(self, stage: Stage, task: Task, name: str) -> Trajectory:
-        for attempt in range(self._failures.retries + 1):
-            trajectory = await Episode(stage, task, f"{name}/{attempt + 1}").play()
-            trajectory.retries = attempt
+        record = await self._usable_record(task)
+        if record is not None and record.summary.state is State.ENDED and not self._needs_environment:
+            self._recent.add(trajectory := record.trajectory())
+            return trajectory
+        for attempt in range(0 if record is None else record.summary.attempt, self._failures.retries + 1):
+            trajectory = await self._attempt(stage, task, f"{name}/{attempt + 1}", attempt, record)
+            trajectory.retries, record = attempt, None
             if trajectory.failure is None or attempt == self._failures.retries or self._cancelled.is_set():
                 break
             delay = backoff(attempt + 1, self._failures.delay)
@@ -210,6 +227,34 @@ class RolloutEngine:
             await asyncio.sleep(delay)
         self._recent.add(trajectory)
         return trajectory
+
+    @property
+    def _needs_environment(self) -> bool:
+        return self.environments is not None and self.hands_over_environments
+
+    async def _usable_record(self, task: Task) -> RolloutRecord | None:
+        """What the journal holds of a task, if the rollout can be given back or go on."""
+        if self.journal is None or (record := await self.journal.recorded(task)) is None:
+            return None
+        if self.environments is None or self.environments.spec(task.environment).replayable:
+            return record
+        if record.summary.state is State.ENDED and not self._needs_environment:
+            return record
+        self.journal.supersede(record)
+        return None
+
+    async def _attempt(
+        self, stage: Stage, task: Task, session: str, attempt: int, record: RolloutRecord | None
+    ) -> Trajectory:
+        """Play one attempt, from where its record ends if there is one and the environment does again what it did."""
+        if record is not None:
+            try:
+                return await Episode(stage, task, session, attempt, record).play()
+            except Diverged as difference:
+                logger.warning("%s is played again from its beginning: %s", example_of(task), difference)
+                assert stage.journal is not None
+                stage.journal.supersede(record)
+        return await Episode(stage, task, session, attempt).play()
 
 
 async def _end(rollouts: list[asyncio.Task[Trajectory]]) -> None:

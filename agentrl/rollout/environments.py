@@ -16,8 +16,11 @@ An environment is a class (or any factory) whose instances have
   from a server say. The first is an attribute (or property), a list of descriptions as `Tool.from_schema` takes
   them; it is read when the environment is made and again after each `reset`, so a task may have tools of its own.
   The second runs one.
+- `replayable = True`, optional: the author's word that an instance, given the same seed, columns and calls, does the
+  same again. Then a rollout that was cut off with its process goes on after its calls were repeated
+  (`agentrl.rollout.journal`); without it, it is played again from its beginning.
 
-All of them may be async. An environment ends an episode in one of two ways: a tool raises
+All methods may be async. An environment ends an episode in one of two ways: a tool raises
 `EpisodeDone(text)`, or the instance has an attribute (or property) `done` that is true after a tool round. A
 method called `done` is a tool and ends nothing.
 
@@ -69,6 +72,7 @@ class EnvironmentSpec:
         reset_parameters: The parameters of `reset`.
         has_reward: Whether it owns a reward.
         counts_turns: Whether its `get_reward` takes the number of turns.
+        replayable: Whether an instance, given the same seed and the same calls, does the same again.
     """
 
     name: str | None
@@ -78,6 +82,7 @@ class EnvironmentSpec:
     has_reward: bool
     counts_turns: bool = False
     described: bool = False
+    replayable: bool = False
 
     @classmethod
     def of(cls, instance: Any, name: str | None = None) -> EnvironmentSpec:
@@ -108,6 +113,7 @@ class EnvironmentSpec:
             reset_parameters=inspect.signature(instance.reset).parameters,
             has_reward=callable(get_reward),
             counts_turns="turns" in parameters,
+            replayable=getattr(instance, "replayable", False) is True,
         )
 
     def bind(self, instance: Any) -> dict[str, Tool]:
