@@ -5,8 +5,8 @@ factory raises or takes too long, a tool raises `EnvironmentFailure`) ends the a
 does a rollout time that runs out before the first turn: nothing in such an episode is the model's. Anything else that
 is raised (a broken generator, a broken tool, a reward that is no number) ends the run.
 
-With a journal, each finished turn is durable before the next one is sampled, and an attempt that was cut off goes on from
-its record: the environment does again what it did, and only then the model goes on.
+With a journal, each finished turn is durable before the next one is sampled. An attempt that was cut off goes on from its
+record: first the environment does again what it did, then the model goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation, trajectory_of
 from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
-from agentrl.rollout.journal.journal import Journal
+from agentrl.rollout.journal.journal import Entry, Journal
 from agentrl.rollout.journal.records import RolloutRecord, TurnRecord
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool
@@ -98,8 +98,9 @@ class Episode:
         self.task = task
         self.session = session
         self.record = record
-        journal = stage.journal
-        self.entry = journal and (journal.enter(task, attempt) if record is None else journal.enter_again(record))
+        self.entry: Entry | None = None
+        if stage.journal is not None:
+            self.entry = stage.journal.enter(task, attempt) if record is None else stage.journal.enter_again(record)
         self.tools = stage.tools
         self.environment: Any = None
         self.conversation = Conversation(task.prompt or "", [])

@@ -1,7 +1,7 @@
 """Playing a recorded rollout's actions again, and where what comes of them differs from the record.
 
-Only what belongs to the environment is done again: `reset` and the calls of its tools. Standalone tools keep no state of
-the rollout, so their recorded answers stand.
+Only what belongs to the environment is done again: `reset` and the calls of its tools. Standalone tools keep no state
+of the rollout, so their recorded answers stand.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from agentrl.rollout.limits import Limits
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import fix_tokenizer
 from agentrl.types import Outcome, Sample, StepReward, Task, Trajectory
-from tests.rollout.helpers import EOS, QUESTION, Counter, call, echo, encode, renderer, run_and_close, tasks, turn
+from tests.rollout.helpers import EOS, QUESTION, Counter, call, echo, renderer, run_and_close, tasks, turn
 
 
 def plain(value: Any) -> Any:
@@ -193,7 +193,7 @@ def play_without_end(folder: Path, told_path: Path) -> None:
     def policy(session: str, ids: list[int], params: SamplingParams) -> list[int]:
         os.write(told, f"{session} {asked[session]}\n".encode())
         asked[session] += 1
-        return turn(call("echo", '{"text": "%d"}' % asked[session]))
+        return turn(call("echo", json.dumps({"text": "x" * asked[session]})))
 
     RolloutEngine(ScriptedGenerator(policy), renderer(), tools=[echo], limits=Limits(), journal=Journal(folder)).run(
         tasks(40)
@@ -377,6 +377,6 @@ def test_rollouts_are_named_by_process_and_number():
 
 def test_an_engine_without_a_journal_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    engine = RolloutEngine(ScriptedGenerator([[encode("a") + [EOS]]]), renderer())
+    engine = RolloutEngine(ScriptedGenerator([[turn("a")]]), renderer())
     assert [t.record for t in run_and_close(engine, tasks(1))] == [None]
     assert list(tmp_path.iterdir()) == []

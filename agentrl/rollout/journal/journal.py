@@ -295,8 +295,8 @@ def _prune(connection: sqlite3.Connection, run: int, oldest: int) -> None:
     old = [row["id"] for row in connection.execute("SELECT id FROM windows WHERE run = ? AND step < ?", [run, oldest])]
     for window in old:
         rollouts = "(SELECT id FROM rollouts WHERE window = ?)"
-        connection.execute(f"DELETE FROM turns WHERE rollout IN {rollouts}", [window])  # noqa: S608
-        connection.execute(f"DELETE FROM rollout_images WHERE rollout IN {rollouts}", [window])  # noqa: S608
+        connection.execute(f"DELETE FROM turns WHERE rollout IN {rollouts}", [window])
+        connection.execute(f"DELETE FROM rollout_images WHERE rollout IN {rollouts}", [window])
         connection.execute("DELETE FROM rollouts WHERE window = ?", [window])
         connection.execute("DELETE FROM windows WHERE id = ?", [window])
     if old:
@@ -323,7 +323,7 @@ def _keep_images(connection: sqlite3.Connection, rollout: int, images: Images) -
 def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
     columns = ", ".join(f'"{name}"' for name in values)
     places = ", ".join("?" * len(values))
-    statement = f"INSERT INTO {table} ({columns}) VALUES ({places})"  # noqa: S608 (names are ours)
+    statement = f"INSERT INTO {table} ({columns}) VALUES ({places})"
     number = connection.execute(statement, list(values.values())).lastrowid
     assert number is not None
     return number
@@ -331,4 +331,4 @@ def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
 
 def _update(connection: sqlite3.Connection, rollout: int, **values: Any) -> None:
     columns = ", ".join(f'"{name}" = ?' for name in values)
-    connection.execute(f"UPDATE rollouts SET {columns} WHERE id = ?", [*values.values(), rollout])  # noqa: S608
+    connection.execute(f"UPDATE rollouts SET {columns} WHERE id = ?", [*values.values(), rollout])

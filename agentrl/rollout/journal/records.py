@@ -322,7 +322,7 @@ def read_summaries(
                (SELECT count(*) FROM turns t WHERE t.rollout = r.id) AS turns,
                (SELECT coalesce(sum(t.stop - t.start), 0) FROM turns t WHERE t.rollout = r.id) AS sampled
         FROM rollouts r JOIN windows w ON w.id = r.window WHERE {where} ORDER BY r.id LIMIT ?
-        """,  # noqa: S608 (the conditions are ours)
+        """,
         [*conditions.values(), -1 if limit is None else limit],
     )
     return [_summary(row, rank) for row in rows]

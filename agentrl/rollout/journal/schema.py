@@ -1,7 +1,7 @@
 """The journal's file: where it lies, its tables, and how it is told from other files.
 
-One file a process: `rollouts.db` in the run's folder, `rollouts-K.db` of process K. Its header says that it is a journal
-(`application_id`) and of which version (`user_version`); one of another program or of a newer agentrl is refused.
+One file a process: `rollouts.db` in the run's folder, `rollouts-K.db` of process K. Its header says that it is a
+journal (`application_id`) and of which version (`user_version`); one of another program or of a newer agentrl is refused.
 
 It is in WAL mode with `synchronous=NORMAL`: a commit is in the hands of the operating system when it returns. A process
 that is killed loses nothing that was committed. A machine that loses power may lose the last seconds, but the file

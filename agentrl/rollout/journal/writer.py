@@ -129,7 +129,7 @@ class Writer:
                     while not crew.jobs.empty():
                         if (late := crew.jobs.get()) is not None:
                             batch.append(late)
-                logger.error("the journal %s cannot be written: %r", self.path, error)  # noqa: TRY400
+                logger.error("the journal %s cannot be written: %r", self.path, error)
                 _settle_all([(item.answer, None, self._error()) for item in batch])
                 break
             _settle_all([(item.answer, value, None) for item, value in zip(batch, answers, strict=True)])
@@ -148,8 +148,8 @@ class Writer:
                     raise
                 delay, paused = min(LONGEST_DELAY, delay * 2), True
                 logger.warning(
-                    "the run waits for its journal %s, which cannot be written (%s): %s. Tried again in %.0f s; nothing "
-                    "is lost meanwhile.",
+                    "the run waits for its journal %s, which cannot be written (%s): %s. Tried again in %.0f s; "
+                    "nothing is lost meanwhile.",
                     self.path,
                     error,
                     advice,
