@@ -68,6 +68,7 @@ class RolloutEngine:
             played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
 
     Attributes:
+        tools: The standalone tools, by name.
         hands_over_environments: Whether whoever gets the trajectories needs the environments that played them. Then
             what the journal holds of a rollout is used only where its environment is `replayable`.
 
@@ -103,12 +104,12 @@ class RolloutEngine:
         self._cancelled = threading.Event()
         self._runs = 0
         self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
-        self._tools = make_tools(tools)
+        self.tools = make_tools(tools)
         self.environments: EnvironmentPool | None = None
         if environments is not None:
             self.environments = EnvironmentPool(environments, self._threads, timeout=environment_timeout)
             for spec in self.environments.specs.values():
-                merge_tools(self._tools, spec.tools, spec.class_name)
+                merge_tools(self.tools, spec.tools, spec.class_name)
         self._runner = ToolRunner(self._threads, policy=tool_policy, max_failures=tool_max_failures)
 
     def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
@@ -142,7 +143,7 @@ class RolloutEngine:
     @property
     def offers_tools(self) -> bool:
         """Whether episodes can call tools."""
-        return bool(self._tools) or self.environments is not None
+        return bool(self.tools) or self.environments is not None
 
     @property
     def abandoned_calls(self) -> int:
@@ -183,7 +184,7 @@ class RolloutEngine:
             limits=self.limits,
             sampling=self._sampling,
             runner=self._runner,
-            tools=self._tools,
+            tools=self.tools,
             environments=self.environments,
             cancelled=self._cancelled,
             journal=self.journal,

@@ -5,8 +5,8 @@ factory raises or takes too long, a tool raises `EnvironmentFailure`) ends the a
 does a rollout time that runs out before the first turn: nothing in such an episode is the model's. Anything else that
 is raised (a broken generator, a broken tool, a reward that is no number) ends the run.
 
-With a journal, each finished turn is durable before the next one is sampled. An attempt that was cut off goes on from its
-record: first the environment does again what it did, then the model goes on.
+With a journal, each finished turn is durable before the next one is sampled. An attempt that was cut off goes on from
+its record: first the environment does again what it did, then the model goes on.
 """
 
 from __future__ import annotations

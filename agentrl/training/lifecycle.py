@@ -10,11 +10,13 @@ from accelerate.utils import gather_object
 from transformers import Trainer
 
 from agentrl.errors import ConfigurationError
+from agentrl.rollout.journal.schema import has_journal
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
+from agentrl.training.recording import Recorder
 from agentrl.training.windows import Window
 
 
@@ -27,6 +29,7 @@ class LifeCycle(Trainer):
 
     algorithm: ClassVar[str]
     args: RolloutConfig
+    recorder: Recorder
     _metrics: dict[bool, MetricStore]
     _window: Window | None = None
     _resumed_from: str | None = None
@@ -36,18 +39,21 @@ class LifeCycle(Trainer):
 
         Args:
             resume_from_checkpoint: A checkpoint's folder, or True for the last one of `output_dir` that was written
-                whole.
+                whole; where there is none yet, the run begins again. What the journal holds of the same windows and
+                weights is not played again.
             *args: As of `transformers.Trainer.train`.
             **kwargs: The same.
 
         Raises:
-            ConfigurationError: There is no checkpoint to resume from.
+            ConfigurationError: There is nothing to resume from.
         """
+        resume, folder = bool(resume_from_checkpoint), self.args.output_dir or "."
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete(self.args.output_dir or ".")
-            if resume_from_checkpoint is None:
-                raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
+            resume_from_checkpoint = last_complete(folder)
+            if resume_from_checkpoint is None and not (self.args.journal and has_journal(folder)):
+                raise ConfigurationError(f"output_dir={folder!r} holds no complete checkpoint, and no journal.")
         checkpoint = resume_from_checkpoint or None
+        self.recorder.begin_run(resume=resume)
         # What an earlier call left belongs to other weights and other steps.
         in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
         self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint

@@ -37,6 +37,7 @@ from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.objective_metrics import sampler_metrics
+from agentrl.training.recording import Recorder
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
@@ -116,6 +117,7 @@ class RolloutTrainer(LifeCycle):
         self.loss_is_scaled_for_ga = True
         self.num_generations = args.num_generations
         self.num_generations_eval = args.eval_generations
+        self.recorder = Recorder(args, self.algorithm, model)
         self.collector = Collector(
             self,
             args,
@@ -131,6 +133,7 @@ class RolloutTrainer(LifeCycle):
             environment_factory=environment_factory,
             rollout_func=rollout_func,
             generator=generator,
+            recorder=self.recorder,
             datasets=given_datasets,
         )
         self.regularization = Regularization(args, model, self.collector.reference)

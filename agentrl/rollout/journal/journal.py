@@ -53,14 +53,15 @@ class Journal:
 
         Args:
             info: About a new run.
-            resume: Go on with the last run of the file, if it has one.
+            resume: Go on with the last run of the file that trained, if it has one.
         """
         run = self._run = _Run()
         self._window = None
         text = dumps(dict(info))
 
         def begin(connection: sqlite3.Connection) -> None:
-            last = connection.execute("SELECT max(id) FROM runs").fetchone()[0] if resume else None
+            trained = "SELECT max(run) FROM windows WHERE kind = 'train'"
+            last = connection.execute(trained).fetchone()[0] if resume else None
             run.id = last or _insert(connection, "runs", started=time.time(), info=text)
 
         self._writer.put(begin)
