@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -72,6 +72,7 @@ class Collector:
         generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
             None makes one from the arguments.
         recorder: Is told what is played; the engine writes to its journal.
+        interruptible: Playing and rewarding happen inside of this.
         datasets: The datasets whose rows will be played, for checks.
 
     Attributes:
@@ -96,10 +97,12 @@ class Collector:
         rollout_func: Callable[..., Any] | None,
         generator: Generator | Callable[..., Generator] | None,
         recorder: Recorder,
+        interruptible: Callable[[], AbstractContextManager[None]],
         datasets: Sequence[Any],
     ) -> None:
         self.trainer = trainer
         self.recorder = recorder
+        self._interruptible = interruptible
         self.args = args
         self.model = model
         self.tokenizer = tokenizer
@@ -251,6 +254,10 @@ class Collector:
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
+        with self._interruptible():
+            return self._played_and_rewarded(tasks)
+
+    def _played_and_rewarded(self, tasks: list[Task]) -> Draw:
         trajectories = self._play(tasks)
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []

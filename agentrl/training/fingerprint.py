@@ -1,6 +1,6 @@
 """What tells whether rollouts that were played before are those that would be played now.
 
-Rollouts are a function of the weights and of settings, given their tasks. Both are put into one digest, which the journal
+Given their tasks, rollouts are a function of weights and settings. Both are put into one digest, which the journal
 keeps with each window; a single other weight makes it another one.
 """
 

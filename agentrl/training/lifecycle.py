@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
+from agentrl.training.preemption import EXIT_CODE, Preempted, Preemption
 from agentrl.training.recording import Recorder
 from agentrl.training.windows import Window
 
@@ -30,6 +32,7 @@ class LifeCycle(Trainer):
     algorithm: ClassVar[str]
     args: RolloutConfig
     recorder: Recorder
+    preemption: Preemption
     _metrics: dict[bool, MetricStore]
     _window: Window | None = None
     _resumed_from: str | None = None
@@ -46,6 +49,7 @@ class LifeCycle(Trainer):
 
         Raises:
             ConfigurationError: There is nothing to resume from.
+            SystemExit: SIGTERM came; see `agentrl.training.preemption`.
         """
         resume, folder = bool(resume_from_checkpoint), self.args.output_dir or "."
         if resume_from_checkpoint is True:
@@ -57,7 +61,25 @@ class LifeCycle(Trainer):
         # What an earlier call left belongs to other weights and other steps.
         in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
         self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
-        return super().train(checkpoint, *args, **kwargs)
+        with self.preemption.listening():
+            try:
+                output = super().train(checkpoint, *args, **kwargs)
+            except Preempted:
+                self._save_before_leaving()
+            else:
+                if not self.preemption.requested or self.state.global_step >= self.state.max_steps:
+                    return output
+        sys.exit(EXIT_CODE)
+
+    def _save_before_leaving(self) -> None:
+        """Save the state after the last optimizer step, if it is not saved yet; rollouts were being played since."""
+        step, folder = self.state.global_step, self.args.output_dir or "."
+        if (
+            self.args.save_strategy != "no"
+            and step
+            and last_complete(folder) != str(Path(folder) / f"checkpoint-{step}")
+        ):
+            self._save_checkpoint(self.model, trial=None)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""
