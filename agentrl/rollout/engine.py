@@ -132,6 +132,21 @@ class RolloutEngine:
             raise
         return trajectories
 
+    def play_on(self, record: RolloutRecord, turn: int) -> Trajectory:
+        """Sample a recorded rollout anew from one of its turns; the turns before it stay, and are done again.
+
+        Nothing of it is written to the journal.
+
+        Args:
+            record: The rollout.
+            turn: Index of the first turn to sample.
+
+        Raises:
+            Diverged: The environment does not do again what the record says, or the prompt is rendered otherwise.
+        """
+        episode = Episode(self._stage(None), record.task, f"on/{record.summary.id}", record=record.before(turn))
+        return self.await_(episode.play())
+
     def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop and wait for it, from any thread but the loop's own.
 
@@ -178,17 +193,7 @@ class RolloutEngine:
 
     async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
         self._cancelled.clear()
-        stage = Stage(
-            generator=self.generator,
-            renderer=self.renderer,
-            limits=self.limits,
-            sampling=self._sampling,
-            runner=self._runner,
-            tools=self.tools,
-            environments=self.environments,
-            cancelled=self._cancelled,
-            journal=self.journal,
-        )
+        stage = self._stage(self.journal)
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
             for i, task in enumerate(tasks):
@@ -204,6 +209,19 @@ class RolloutEngine:
             return [rollout.result() for rollout in rollouts]
         finally:
             await _end(rollouts)
+
+    def _stage(self, journal: Journal | None) -> Stage:
+        return Stage(
+            generator=self.generator,
+            renderer=self.renderer,
+            limits=self.limits,
+            sampling=self._sampling,
+            runner=self._runner,
+            tools=self.tools,
+            environments=self.environments,
+            cancelled=self._cancelled,
+            journal=journal,
+        )
 
     async def _rollout(self, stage: Stage, task: Task, name: str) -> Trajectory:
         record = await self._usable_record(task)

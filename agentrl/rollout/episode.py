@@ -28,6 +28,7 @@ from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
 from agentrl.rollout.journal.journal import Entry, Journal
 from agentrl.rollout.journal.records import RolloutRecord, TurnRecord
+from agentrl.rollout.journal.values import dumps
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.replay import Difference, Diverged, reenact
@@ -108,7 +109,6 @@ class Episode:
         self.sampled: tuple[Turn, Sample] | None = None  # the turn whose calls are running
         self.phase = "reset"
         self.started = time.monotonic()
-        self.clock = asyncio.timeout(stage.limits.rollout_timeout)
 
     async def play(self) -> Trajectory:
         """Play to the end; an environment failure becomes a trajectory, anything else raises.
@@ -140,6 +140,7 @@ class Episode:
     async def _play_in_time(self) -> Ending:
         """Play until the episode ends or its time has run out, in the midst of whatever it is at."""
         seconds = self.stage.limits.rollout_timeout
+        self.clock = asyncio.timeout(seconds)
         try:
             async with self.clock:
                 await self._begin()
@@ -187,8 +188,11 @@ class Episode:
         """Go to where the recorded attempt was cut off; gives back how it ended if its last turn had ended it."""
         if (record := self.record) is None:
             return None
-        if self.conversation.ids != record.prompt_ids:
+        if dumps(self.conversation.prompt) != dumps(record.prompt):
             raise Diverged(Difference("reset", record.prompt, self.conversation.prompt))
+        if self.conversation.ids != record.prompt_ids:
+            place = "the prompt's rendering (by tokenizer, chat template and tools)"
+            raise Diverged(Difference(place, record.prompt_ids, self.conversation.ids))
         self.phase = "a tool"
         if (difference := await reenact(record.turns, self.tools, self.stage.runner, self.task)) is not None:
             raise Diverged(difference)

@@ -6,12 +6,17 @@ of the rollout, so their recorded answers stand.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.rollout.journal.records import TurnRecord
+from agentrl.rollout.journal.records import RolloutRecord, State, TurnRecord
 from agentrl.rollout.journal.values import dumps
+from agentrl.rollout.loop import LoopThread
+from agentrl.rollout.policy import ToolPolicy
+from agentrl.rollout.pool import CLOSE_SECONDS, EnvironmentPool, Factory
+from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool, ToolRunner
 from agentrl.types import Task, ToolResult
 
@@ -34,7 +39,7 @@ class Difference:
 
     def __str__(self) -> str:
         turn = "" if self.turn is None else f"turn {self.turn}: "
-        return f"{turn}{self.place} gave {self.seen!r}, the record has {self.recorded!r}"
+        return f"{turn}{self.place} gave {reprlib.repr(self.seen)}, the record has {reprlib.repr(self.recorded)}"
 
 
 class Diverged(Exception):  # noqa: N818 (a finding, not an error)
@@ -43,6 +48,53 @@ class Diverged(Exception):  # noqa: N818 (a finding, not an error)
     def __init__(self, difference: Difference) -> None:
         super().__init__(str(difference))
         self.difference = difference
+
+
+def replay(
+    record: RolloutRecord, environments: Factory | Mapping[str, Factory], *, timeout: float | None = 600.0
+) -> Difference | None:
+    """Play a recorded rollout's actions against a fresh instance of its environment, without a model.
+
+    Args:
+        record: The rollout.
+        environments: Makes the environment, or several by name, of which the rollout's is taken.
+        timeout: Seconds that making the instance, `reset`, `get_reward` and each call may take, None for ever.
+
+    Returns:
+        The first difference: of the prompt after `reset`, of the answer to a call, of the reward. None if the
+        environment does all of it again.
+
+    Raises:
+        EnvironmentFailure: The environment broke.
+        ConfigurationError: It is no environment, or there is none of the rollout's name.
+    """
+    loop, threads = LoopThread(), Threads()
+    try:
+        pool = EnvironmentPool(environments, threads, timeout=timeout)
+        runner = ToolRunner(threads, policy=ToolPolicy(timeout=timeout))
+        try:
+            return loop.run(_replay(record, pool, runner))
+        finally:
+            loop.run_for(CLOSE_SECONDS, pool.close(), "closing the environment")
+    finally:
+        loop.close()
+        threads.close()
+
+
+async def _replay(record: RolloutRecord, pool: EnvironmentPool, runner: ToolRunner) -> Difference | None:
+    instance = await pool.acquire(record.task.environment)
+    prompt = await pool.reset(instance, record.task)
+    if dumps(prompt) != dumps(record.prompt):
+        return Difference("reset", record.prompt, prompt)
+    difference = await reenact(record.turns, pool.bound_tools(instance), runner, record.task)
+    summary = record.summary
+    rewarded = summary.state is State.ENDED and summary.outcome is not None and summary.outcome.is_signal
+    if difference is not None or not rewarded:
+        return difference
+    listed = [turn.turn.listed_reward for turn in record.turns]
+    recorded = summary.reward if None in listed or not listed else listed
+    seen = await pool.get_reward(instance, turns=len(record.turns))
+    return None if seen == recorded else Difference("get_reward", recorded, seen)
 
 
 async def reenact(

@@ -39,7 +39,7 @@ class Recorder:
         """Training begins, or goes on."""
         if self.journal is not None:
             name = getattr(getattr(self._model, "config", None), "_name_or_path", "")
-            info = {"algorithm": self._algorithm, "model": name, "config": self._args.to_sanitized_dict()}
+            info = {"algorithm": self._algorithm, "model": name, "config": self._args.to_dict()}
             self.journal.begin_run(info, resume=resume)
 
     def open_window(self, identity: Any, step: int, settings: Any) -> None:

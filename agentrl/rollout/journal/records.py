@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,6 +169,18 @@ class RolloutRecord:
         for turn in self.turns:
             turn.extend(conversation)
         return conversation
+
+    def before(self, turn: int) -> RolloutRecord:
+        """The record as it was before a turn was sampled.
+
+        Raises:
+            ConfigurationError: There is no such turn.
+        """
+        if not 0 <= turn <= len(self.turns):
+            raise ConfigurationError(f"turn {turn}: the rollout has {len(self.turns)} turns")
+        summary = replace(self.summary, state=State.PLAYING, ended=None, outcome=None, limit=None, reward=None)
+        turns = [replace(t, turn=replace(t.turn, listed_reward=None)) for t in self.turns[:turn]]
+        return replace(self, summary=summary, turns=turns)
 
     def trajectory(self) -> Trajectory:
         """The trajectory as it was played; of a rollout that was cut off, as if it had been cancelled there."""
