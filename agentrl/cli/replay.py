@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from agentrl.rollout.journal.records import Records, RolloutRecord
 
-Run = Annotated[Path, typer.Argument(help="The run's output_dir, or its rollouts.db.")]
+Run = Annotated[Path, typer.Argument(help="The run's output_dir, or its _rollouts.db.")]
 
 
 @contextmanager

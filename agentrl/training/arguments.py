@@ -187,7 +187,7 @@ class RolloutConfig(TrainingArguments):
     failure_window: int = _arg(100, "How many the last rollouts are.")
 
     # What was played
-    journal: bool = _arg(True, "Keep every turn in output_dir/rollouts.db, before the next one is sampled.")
+    journal: bool = _arg(True, "Keep every turn in output_dir/_rollouts.db, before the next one is sampled.")
     journal_keep_steps: int | None = _arg(
         None, "Delete from the journal what was played more optimizer steps ago than this; None: nothing."
     )

@@ -156,7 +156,7 @@ def test_what_is_read_back_is_what_was_played(tmp_path):
 
 def test_images_are_stored_once(tmp_path):
     play_all(tmp_path)
-    with sqlite3.connect(tmp_path / "rollouts.db") as database:
+    with sqlite3.connect(tmp_path / "_rollouts.db") as database:
         [(images,)] = database.execute("SELECT count(*) FROM images")
     assert images <= 61
 
@@ -219,7 +219,7 @@ def finished_turns_after_a_kill(folder: Path, seconds: float) -> tuple[int, int]
     for line in told.read_text().splitlines():
         session, before = line.split()
         finished[int(session.split("/")[1])] = int(before)
-    with sqlite3.connect(folder / "rollouts.db") as database:
+    with sqlite3.connect(folder / "_rollouts.db") as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     with Records(folder) as records:
         kept = {summary.member: summary.turns for summary in records.summaries()}
@@ -330,7 +330,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_process_from_ending(tmp_path, 
 
 
 def test_foreign_and_newer_files_are_refused(tmp_path):
-    path = tmp_path / "rollouts.db"
+    path = tmp_path / "_rollouts.db"
     path.write_text("a letter")
     with pytest.raises(ConfigurationError, match=r"rollouts\.db is no journal of agentrl"):
         Journal(tmp_path)

@@ -268,7 +268,7 @@ def test_the_local_generator_samples_the_same_tokens_again(tmp_path):
     reference.train()
     first = make_trainer("grpo", tmp_path / "parts", **options)
     first.train()
-    with writer.open_for_writing(tmp_path / "parts" / "rollouts.db") as database:  # as if killed in the second window
+    with writer.open_for_writing(tmp_path / "parts" / "_rollouts.db") as database:  # as if killed in the second window
         database.execute("UPDATE rollouts SET state = 'playing', outcome = NULL, \"limit\" = NULL WHERE id IN (6, 7)")
         database.execute("DELETE FROM turns WHERE rollout IN (6, 7)")
     resumed = make_trainer("grpo", tmp_path / "parts", **options)

@@ -53,15 +53,15 @@ class Journal:
 
         Args:
             info: About a new run.
-            resume: Go on with the last run of the file that trained, if it has one.
+            resume: Go on with the last run of the file that has windows which can be found again, if there is one.
         """
         run = self._run = _Run()
         self._window = None
         text = dumps(dict(info))
 
         def begin(connection: sqlite3.Connection) -> None:
-            trained = "SELECT max(run) FROM windows WHERE kind = 'train'"
-            last = connection.execute(trained).fetchone()[0] if resume else None
+            findable = "SELECT max(run) FROM windows WHERE policy != ''"
+            last = connection.execute(findable).fetchone()[0] if resume else None
             run.id = last or _insert(connection, "runs", started=time.time(), info=text)
 
         self._writer.put(begin)

@@ -230,9 +230,9 @@ class Records:
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        files = sorted(path.glob("rollouts*.db"), key=rank_of) if path.is_dir() else [path]
+        files = sorted(path.glob("_rollouts*.db"), key=rank_of) if path.is_dir() else [path]
         if not files:
-            raise ConfigurationError(f"there is no journal (rollouts.db) in {path}")
+            raise ConfigurationError(f"there is no journal (_rollouts.db) in {path}")
         self._journals = {rank_of(file): open_for_reading(file) for file in files}
 
     def __enter__(self) -> Records:

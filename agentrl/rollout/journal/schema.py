@@ -1,8 +1,8 @@
 """The journal's file: where it lies, its tables, and how it is told from other files.
 
-One file a process: `rollouts.db` in the run's folder, `rollouts-K.db` of process K. Its header says that it is a
-journal (`application_id`) and of which version (`user_version`); one of another program, or of a newer agentrl, is
-refused.
+One file a process: `_rollouts.db` in the run's folder, `_rollouts-K.db` of process K; `transformers` leaves names with
+an underscore out of what it pushes to the hub. Its header says that it is a journal (`application_id`) and of which
+version (`user_version`); one of another program, or of a newer agentrl, is refused.
 
 It is in WAL mode with `synchronous=NORMAL`: a commit is in the hands of the operating system when it returns. A process
 that is killed loses nothing that was committed. A machine that loses power may lose the last seconds, but the file
@@ -99,12 +99,12 @@ CREATE TABLE rollout_images (    -- which rollouts refer to an image
 
 def journal_path(folder: str | Path, rank: int = 0) -> Path:
     """The journal of a process within a run's folder."""
-    return Path(folder) / ("rollouts.db" if rank == 0 else f"rollouts-{rank}.db")
+    return Path(folder) / ("_rollouts.db" if rank == 0 else f"_rollouts-{rank}.db")
 
 
 def has_journal(folder: str | Path) -> bool:
     """Whether there is a journal of any process in a run's folder."""
-    return any(Path(folder).glob("rollouts*.db"))
+    return any(Path(folder).glob("_rollouts*.db"))
 
 
 def rank_of(path: Path) -> int:
