@@ -249,8 +249,9 @@ class Episode:
         """Wait until a finished turn is durable; the time that takes is not the rollout's."""
         if self.entry is None:
             return
-        began, deadline = time.monotonic(), self.clock.when()
-        self.clock.reschedule(None)
+        began, deadline = time.monotonic(), None if self.clock.expired() else self.clock.when()
+        if deadline is not None:
+            self.clock.reschedule(None)
         await self.entry.turn(len(self.turns) - 1, record, ending)
         waited = time.monotonic() - began
         self.started += waited

@@ -79,6 +79,7 @@ class LifeCycle(Trainer):
             and step
             and last_complete(folder) != str(Path(folder) / f"checkpoint-{step}")
         ):
+            assert self.model is not None
             self._save_checkpoint(self.model, trial=None)
 
     def _save_rng_state(self, output_dir: str) -> None:

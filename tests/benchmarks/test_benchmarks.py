@@ -34,9 +34,11 @@ def run(monkeypatch, capsys):
 def test_engine_overhead(run):
     code, lines = run("engine_overhead.py", "--rollouts", "4", "--turns", "2")
     assert code == 0
-    assert [line.split(":")[0] for line in lines if "µs a turn" in line] == [
+    assert [line.split(":")[0] for line in lines if " a turn" in line] == [
         "4 rollouts x 2 turns, sync tool",
+        "4 rollouts x 2 turns, sync tool, with a journal",
         "4 rollouts x 2 turns, async tool",
+        "4 rollouts x 2 turns, async tool, with a journal",
     ]
 
 
