@@ -1,0 +1,6 @@
+"""Sandboxes: where untrusted commands run. See docs/sandboxes.md."""
+
+from agentrl.envs.sandbox.base import Backend, ExecResult, Sandbox, SandboxFailure, SandboxSpec
+from agentrl.envs.sandbox.docker import DockerBackend
+
+__all__ = ["Backend", "DockerBackend", "ExecResult", "Sandbox", "SandboxFailure", "SandboxSpec"]

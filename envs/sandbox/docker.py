@@ -1,0 +1,383 @@
+"""Sandboxes in Docker containers, through the docker SDK.
+
+A container has an init process (or orphans would fill `pids`), no capabilities, no new privileges, no network and hard
+limits. Its main process reads its standard input, which this process holds open: when this process ends, however it
+does, the engine closes it, the main process ends and the engine removes the container. Should the engine not see that
+(a forked child kept the connection), the next `DockerBackend` removes containers whose owner is gone.
+
+The engine has no deadline for a command. A late one is killed from inside, by a mark in the environment that its
+children inherit; if that does not end it, the container is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import IO, Any
+
+import psutil
+from agentrl.envs.sandbox.archive import folders
+from agentrl.envs.sandbox.base import Command, ExecResult, Sandbox, SandboxFailure, SandboxSpec, start_in_thread
+from agentrl.envs.sandbox.docker_exec import run, run_plain
+from agentrl.envs.sandbox.docker_images import resolve_image
+
+from agentrl.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+LABEL = "agentrl.owner"
+"""Label of every container; its value says which process it belongs to."""
+
+MAIN = ["sh", "-c", "read -r line"]
+"""The main process: waits for the end of its standard input."""
+
+KILL = 'for f in $(grep -lsa "$0" /proc/[0-9]*/environ); do f=${f#/proc/}; kill -9 "${f%/environ}"; done'
+"""Kills every process whose environment has a mark."""
+
+STOP_SECONDS = 5.0
+"""How long a killed command may take to end."""
+
+
+class DockerBackend:
+    """Starts containers.
+
+    Args:
+        base_url: The engine, "unix:///var/run/docker.sock" say; None for what `DOCKER_HOST` and its kin say.
+        network_mode: The network of sandboxes that have one.
+        pull: Whether images that the engine lacks may be pulled from their registry.
+        timeout: Seconds that one request to the engine may take.
+
+    Raises:
+        ConfigurationError: The SDK or the engine is missing.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self, base_url: str | None = None, *, network_mode: str = "bridge", pull: bool = False, timeout: float = 60.0
+    ) -> None:
+        self._network_mode = network_mode
+        self._pull = pull
+        self.client = connect(base_url, timeout)
+        with engine_errors("asking the engine what it can do"):
+            info = self.client.info()
+        storage = dict(info.get("DriverStatus") or [])
+        self._has_quota = info["Driver"] in ("btrfs", "zfs") or storage.get("Backing Filesystem") == "xfs"
+        remove_orphans(self.client)
+
+    def check(self, spec: SandboxSpec) -> None:
+        """Refuse what cannot work: no image, a root filesystem, a disk limit that the engine cannot hold.
+
+        Raises:
+            ConfigurationError: Says what is missing.
+        """
+        if spec.image is None and spec.dockerfile is None:
+            raise ConfigurationError("the docker backend needs image= or dockerfile= in the SandboxSpec")
+        if spec.disk_mb is not None and not self._has_quota:
+            raise ConfigurationError(
+                f"disk_mb={spec.disk_mb} cannot be held by this engine: its storage has no quotas (overlay2 on xfs "
+                "mounted with pquota has); leave disk_mb out, or use the local backend"
+            )
+
+    async def start(self, spec: SandboxSpec) -> DockerSandbox:
+        """Start a container.
+
+        Raises:
+            ConfigurationError: The spec cannot work here, the image is not on the engine, or building it fails.
+            SandboxFailure: The engine cannot start it.
+        """
+        sandbox = await start_in_thread(self._start, spec)
+        assert isinstance(sandbox, DockerSandbox)
+        return sandbox
+
+    def _start(self, spec: SandboxSpec) -> DockerSandbox:
+        self.check(spec)
+        image = resolve_image(self.client, spec, pull=self._pull)
+        with engine_errors("starting a container"):
+            return DockerSandbox(self.client, spec, self._create(image, spec))
+
+    def _create(self, image: str, spec: SandboxSpec) -> str:
+        api = self.client.api
+        limits = api.create_host_config(
+            auto_remove=True,
+            init=True,
+            mem_limit=f"{spec.memory_mb}m",
+            memswap_limit=f"{spec.memory_mb}m",  # memory and swap together: no swap
+            nano_cpus=int(spec.cpus * 1e9),
+            pids_limit=spec.pids,
+            cap_drop=["ALL"],
+            cap_add=list(spec.capabilities),
+            security_opt=["no-new-privileges"],
+            network_mode=self._network_mode if spec.network else "none",
+            storage_opt=None if spec.disk_mb is None else {"size": f"{spec.disk_mb}m"},
+        )
+        config = api.create_container_config(
+            image=image,
+            command=None,
+            entrypoint=MAIN,
+            stdin_open=True,
+            user=spec.user,
+            host_config=limits,
+            labels={LABEL: owner()},
+            healthcheck={"test": ["NONE"]},
+        )
+        # The engine closes the standard input when whoever holds it is gone.
+        return str(api.create_container_from_config(config | {"StdinOnce": True, "AttachStdin": True})["Id"])
+
+
+class DockerSandbox(Sandbox):
+    """A running container."""
+
+    def __init__(self, client: Any, spec: SandboxSpec, container: str) -> None:
+        super().__init__(spec)
+        self._api = client.api
+        self._cause: str | None = None
+        self._started = time.time()
+        self.container = container
+        """Its id."""
+        try:
+            self._lifeline = self._api.attach_socket(container, params={"stdin": 1, "stream": 1})
+            self._api.start(container)
+            self._user_ids = self._find_user()
+            self._make_workdir()
+        except BaseException:
+            self._remove()
+            raise
+
+    def _exec(self, command: Command) -> ExecResult:
+        start, since = time.monotonic(), time.time()
+        mark = f"AGENTRL_EXEC={secrets.token_hex(12)}"
+        with self._errors("running a command"):
+            ran = run(self._api, self.container, command, mark)
+            if ran.running:
+                self._kill(command, mark, ran.exec_id)
+        failed = not ran.running and ran.exit_code != 0
+        return ExecResult(
+            exit_code=137 if ran.running else ran.exit_code,
+            stdout=ran.stdout.text(),
+            stderr=ran.stderr.text(),
+            truncated=ran.stdout.truncated or ran.stderr.truncated,
+            timed_out=ran.running,
+            out_of_memory=failed and self._ran_out_of_memory(since, sure=ran.exit_code == 137),
+            seconds=time.monotonic() - start,
+        )
+
+    def _kill(self, command: Command, mark: str, exec_id: str) -> None:
+        """Kill a command and all that inherited its mark; the container if that does not help."""
+        # As the command's own user and without any privilege: what is called here may be the command's own `sh`.
+        killer = self._api.exec_create(self.container, ["sh", "-c", KILL, mark], user=command.user or "")["Id"]
+        self._api.exec_start(killer, detach=True)
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:
+            if not self._api.exec_inspect(exec_id)["Running"]:
+                return
+            time.sleep(0.02)
+        self._cause = "a command could not be killed at its deadline, so the whole container was"
+        self._remove()
+
+    def _ran_out_of_memory(self, since: float, *, sure: bool) -> bool:
+        """Whether the kernel killed for memory; its word may take a moment, which is worth waiting when likely."""
+        for _ in range(10 if sure else 1):
+            if self._events(since, "oom"):
+                return True
+            time.sleep(0.05 if sure else 0)
+        return False
+
+    def _events(self, since: float, kind: str) -> list[dict[str, Any]]:
+        filters = {"container": self.container, "event": kind}
+        return list(self._api.events(f"{since:.6f}", f"{time.time():.6f}", filters, decode=True))
+
+    def _owner(self) -> tuple[int, int]:
+        return self._user_ids
+
+    def _find_user(self) -> tuple[int, int]:
+        """Numbers of the user that commands run as."""
+        user = self._api.inspect_container(self.container)["Config"]["User"]
+        if user in ("", "0", "root"):
+            return 0, 0
+        if user.isdecimal():
+            return int(user), int(user)
+        said = run_plain(self._api, self.container, ["sh", "-c", "id -u && id -g"])
+        ids = said.stdout.text().split()
+        if len(ids) != 2:
+            raise ConfigurationError(f"user={user!r} is not known in the image: {said.stderr.text().strip()}")
+        return int(ids[0]), int(ids[1])
+
+    def _make_workdir(self) -> None:
+        folder, _, rest = "/", "", self.spec.workdir.strip("/")
+        missing: list[str] = []
+        for name in rest.split("/") if rest else []:
+            folder = f"{folder.rstrip('/')}/{name}"
+            if missing or not self._exists(folder):
+                missing.append(folder)
+        if missing:
+            self._api.put_archive(self.container, "/", folders([name.lstrip("/") for name in missing], self._user_ids))
+
+    def _exists(self, path: str) -> bool:
+        import docker.errors
+
+        try:
+            stream, _ = self._api.get_archive(self.container, path)
+            stream.close()
+        except docker.errors.NotFound:
+            return False
+        return True
+
+    def _put(self, tar: IO[bytes], folder: str) -> None:
+        import docker.errors
+
+        with self._errors(f"writing into {folder}"):
+            try:
+                self._api.put_archive(self.container, folder, tar)
+            except docker.errors.NotFound:
+                made = run_plain(self._api, self.container, ["mkdir", "-p", "--", folder])
+                if made.exit_code:
+                    raise OSError(f"cannot make the folder {folder}: {made.stderr.text().strip()}") from None
+                tar.seek(0)
+                self._api.put_archive(self.container, folder, tar)
+
+    def _get(self, path: str, tar: IO[bytes], max_bytes: int) -> None:
+        import docker.errors
+
+        with self._errors(f"reading {path}"):
+            try:
+                stream, _ = self._api.get_archive(self.container, path)
+            except docker.errors.NotFound:
+                self._check_alive()
+                raise FileNotFoundError(f"there is no {path} in the sandbox") from None
+            for part in stream:
+                if tar.tell() > max_bytes + 2**20:
+                    stream.close()
+                    raise ValueError(f"{path} has more than max_bytes={max_bytes} bytes")
+                tar.write(part)
+
+    def _snapshot(self) -> SandboxSpec:
+        with self._errors("taking a snapshot"):
+            image = self._api.commit(self.container, changes=f"LABEL {LABEL}={owner()}")["Id"]
+        return replace(self.spec, image=image, dockerfile=None)
+
+    def _stop(self) -> None:
+        self._cause = self._cause or "it was stopped"
+        self._remove()
+
+    def _remove(self) -> None:
+        import docker.errors
+
+        with engine_errors("removing a container"), contextlib.suppress(docker.errors.NotFound):
+            deadline = time.monotonic() + STOP_SECONDS
+            while time.monotonic() < deadline:  # the engine may be removing it already, because it ended
+                with contextlib.suppress(docker.errors.APIError):
+                    self._api.remove_container(self.container, force=True, v=True)
+                self._api.inspect_container(self.container)
+                time.sleep(0.01)
+        with contextlib.suppress(AttributeError, OSError):
+            self._lifeline.close()
+
+    @contextlib.contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """Tell apart why the engine refuses: the container is gone, or something else."""
+        import docker.errors
+
+        with engine_errors(doing):
+            try:
+                yield
+            except docker.errors.APIError as error:
+                if error.status_code in (404, 409):
+                    self._check_alive()
+                raise
+
+    def _check_alive(self) -> None:
+        """Raise `SandboxFailure` with the cause if the container does not run any more."""
+        import docker.errors
+
+        with contextlib.suppress(docker.errors.NotFound):
+            if self._api.inspect_container(self.container)["State"]["Running"]:
+                return
+        cause = self._cause or self._why()
+        raise SandboxFailure(f"the container {self.container[:12]} is gone: {cause}")
+
+    def _why(self) -> str:
+        for died in self._events(self._started, "die"):
+            code = died["Actor"]["Attributes"].get("exitCode")
+            if code == "137" and self._events(died["time"] - 1, "oom"):
+                return f"it ran out of memory (memory_mb={self.spec.memory_mb})"
+            return f"its main process ended with exit code {code}"
+        return "the engine does not know it any more"
+
+
+# The engine ---------------------------------------------------------------------------------------------------------
+
+
+def connect(base_url: str | None, timeout: float) -> Any:
+    """A client of the engine.
+
+    Raises:
+        ConfigurationError: The SDK or the engine is missing.
+    """
+    try:
+        import docker
+        import docker.errors
+    except ImportError as error:
+        raise ConfigurationError("the docker backend needs the Docker SDK: pip install docker") from error
+    try:
+        if base_url is None:
+            client = docker.from_env(timeout=timeout, max_pool_size=64)
+        else:
+            client = docker.DockerClient(base_url, timeout=timeout, max_pool_size=64)
+        client.ping()
+    except (docker.errors.DockerException, OSError) as error:
+        raise ConfigurationError(
+            f"no Docker engine answers at {base_url or os.environ.get('DOCKER_HOST', 'the default socket')} ({error}); "
+            "install and start one (Debian: apt install docker.io) or name it in DOCKER_HOST; "
+            "LocalBackend() needs none"
+        ) from None
+    return client
+
+
+@contextlib.contextmanager
+def engine_errors(doing: str) -> Iterator[None]:
+    """Turn what the SDK raises into `SandboxFailure`."""
+    import docker.errors
+    import requests.exceptions
+
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise SandboxFailure(f"the Docker engine failed {doing}: {error}") from error
+
+
+def owner() -> str:
+    """This process, as the label of its containers says it: host, id and start time."""
+    return f"{socket.gethostname()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
+
+
+def remove_orphans(client: Any) -> None:
+    """Remove containers and snapshots of processes on this host that are gone."""
+    import docker.errors
+
+    with engine_errors("looking for containers left behind"):
+        for container in client.api.containers(all=True, filters={"label": LABEL}):
+            if not _owner_lives(container["Labels"][LABEL]):
+                logger.warning("removing the container %s of a process that is gone", container["Id"][:12])
+                with contextlib.suppress(docker.errors.APIError):
+                    client.api.remove_container(container["Id"], force=True, v=True)
+        for image in client.api.images(filters={"label": LABEL}):
+            if not _owner_lives(image["Labels"][LABEL]):
+                with contextlib.suppress(docker.errors.APIError):
+                    client.api.remove_image(image["Id"], force=True)
+
+
+def _owner_lives(label: str) -> bool:
+    host, pid, started = label.rsplit("/", 2)
+    if host != socket.gethostname():
+        return True  # it cannot be seen from here
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" == started
+    except psutil.NoSuchProcess:
+        return False
