@@ -5,6 +5,8 @@ limits. Its main process reads its standard input, which this process holds open
 does, the engine closes it, the main process ends and the engine removes the container. Should the engine not see that
 (a forked child kept the connection), the next `DockerBackend` removes containers whose owner is gone.
 
+Where the engine's storage has no quotas, `disk_mb` is looked after from here, every second.
+
 The engine has no deadline for a command. A late one is killed from inside, by a mark in the environment that its
 children inherit; if that does not end it, the container is killed.
 """
@@ -16,6 +18,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +42,9 @@ MAIN = ["sh", "-c", "read -r line"]
 
 KILL = 'for f in $(grep -lsa "$0" /proc/[0-9]*/environ); do f=${f#/proc/}; kill -9 "${f%/environ}"; done'
 """Kills every process whose environment has a mark."""
+
+DISK_SECONDS = 1.0
+"""How often the written bytes are counted where the engine has no quotas; less often where counting takes long."""
 
 STOP_SECONDS = 5.0
 """How long a killed command may take to end."""
@@ -68,22 +74,17 @@ class DockerBackend:
         with engine_errors("asking the engine what it can do"):
             info = self.client.info()
         storage = dict(info.get("DriverStatus") or [])
-        self._has_quota = info["Driver"] in ("btrfs", "zfs") or storage.get("Backing Filesystem") == "xfs"
+        self._quota = info["Driver"] in ("btrfs", "zfs") or storage.get("Backing Filesystem") == "xfs"
         remove_orphans(self.client)
 
     def check(self, spec: SandboxSpec) -> None:
-        """Refuse what cannot work: no image, a root filesystem, a disk limit that the engine cannot hold.
+        """Refuse a spec without an image.
 
         Raises:
             ConfigurationError: Says what is missing.
         """
         if spec.image is None and spec.dockerfile is None:
             raise ConfigurationError("the docker backend needs image= or dockerfile= in the SandboxSpec")
-        if spec.disk_mb is not None and not self._has_quota:
-            raise ConfigurationError(
-                f"disk_mb={spec.disk_mb} cannot be held by this engine: its storage has no quotas (overlay2 on xfs "
-                "mounted with pquota has); leave disk_mb out, or use the local backend"
-            )
 
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start a container.
@@ -100,7 +101,7 @@ class DockerBackend:
         self.check(spec)
         image = resolve_image(self.client, spec, pull=self._pull)
         with engine_errors("starting a container"):
-            return DockerSandbox(self.client, spec, self._create(image, spec))
+            return DockerSandbox(self.client, spec, self._create(image, spec), watch_disk=not self._quota)
 
     def _create(self, image: str, spec: SandboxSpec) -> str:
         api = self.client.api
@@ -115,7 +116,7 @@ class DockerBackend:
             cap_add=list(spec.capabilities),
             security_opt=["no-new-privileges"],
             network_mode=self._network_mode if spec.network else "none",
-            storage_opt=None if spec.disk_mb is None else {"size": f"{spec.disk_mb}m"},
+            storage_opt={"size": f"{spec.disk_mb}m"} if spec.disk_mb is not None and self._quota else None,
         )
         config = api.create_container_config(
             image=image,
@@ -134,7 +135,7 @@ class DockerBackend:
 class DockerSandbox(Sandbox):
     """A running container."""
 
-    def __init__(self, client: Any, spec: SandboxSpec, container: str) -> None:
+    def __init__(self, client: Any, spec: SandboxSpec, container: str, *, watch_disk: bool) -> None:
         super().__init__(spec)
         self._api = client.api
         self._cause: str | None = None
@@ -149,6 +150,8 @@ class DockerSandbox(Sandbox):
         except BaseException:
             self._remove()
             raise
+        if spec.disk_mb is not None and watch_disk:
+            threading.Thread(target=self._watch_disk, args=(spec.disk_mb * 2**20,), daemon=True).start()
 
     def _exec(self, command: Command) -> ExecResult:
         start, since = time.monotonic(), time.time()
@@ -192,6 +195,21 @@ class DockerSandbox(Sandbox):
     def _events(self, since: float, kind: str) -> list[dict[str, Any]]:
         filters = {"container": self.container, "event": kind}
         return list(self._api.events(f"{since:.6f}", f"{time.time():.6f}", filters, decode=True))
+
+    def _watch_disk(self, most: int) -> None:
+        """Look now and then how much was written; a container that wrote too much is killed."""
+        pause = DISK_SECONDS
+        while not self._stopped and self._cause is None:
+            time.sleep(pause)
+            start = time.monotonic()
+            try:
+                listed = self._api.containers(all=True, size=True, filters={"id": self.container})
+            except Exception:  # noqa: BLE001 (it is gone, or the engine is: whoever uses it next is told)
+                return
+            if listed and listed[0].get("SizeRw", 0) > most:
+                self._cause = f"it wrote more than disk_mb={self.spec.disk_mb}"
+                self._remove()
+            pause = max(DISK_SECONDS, 20 * (time.monotonic() - start))
 
     def _owner(self) -> tuple[int, int]:
         return self._user_ids
