@@ -69,6 +69,7 @@ def unpack(tar: IO[bytes], target: Path, path: str, max_bytes: int) -> list[str]
     Raises:
         NotADirectoryError: The tar holds a file.
         ValueError: It is damaged, or its files say to be larger than `max_bytes` together.
+        OSError: It cannot be written here.
     """
     left_out: list[str] = []
     top: str | None = None
@@ -95,7 +96,7 @@ def unpack(tar: IO[bytes], target: Path, path: str, max_bytes: int) -> list[str]
     try:
         with tarfile.open(fileobj=tar) as archive:
             archive.extractall(target, filter=safe)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, KeyError) as error:  # a KeyError: a hard link to what is not in it
         raise ValueError(f"{path} arrived damaged: {error}") from error
     return left_out
 

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any
 
-import psutil
 from agentrl.envs.sandbox.archive import folders
 from agentrl.envs.sandbox.base import Command, ExecResult, Sandbox, SandboxFailure, SandboxSpec, start_in_thread
+from agentrl.envs.sandbox.docker_engine import LABEL, connect, engine_errors, owner, remove_orphans
 from agentrl.envs.sandbox.docker_exec import run, run_plain
 from agentrl.envs.sandbox.docker_images import resolve_image
 
@@ -34,19 +32,23 @@ from agentrl.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-LABEL = "agentrl.owner"
-"""Label of every container; its value says which process it belongs to."""
-
 MAIN = ["sh", "-c", "read -r line"]
 """The main process: waits for the end of its standard input."""
 
-KILL = 'for f in $(grep -lsa "$0" /proc/[0-9]*/environ); do f=${f#/proc/}; kill -9 "${f%/environ}"; done'
-"""Kills every process whose environment has a mark."""
+KILL = """
+for signal in STOP STOP KILL; do
+  for place in $(grep -lsa "$0" /proc/[0-9]*/environ); do
+    pid=${place#/proc/}
+    kill -$signal "${pid%/environ}"
+  done
+done
+"""
+"""Kills every process whose environment has a mark. A stopped one cannot start another meanwhile."""
 
 DISK_SECONDS = 1.0
 """How often the written bytes are counted where the engine has no quotas; less often where counting takes long."""
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
 """How long a killed command may take to end."""
 
 
@@ -160,6 +162,8 @@ class DockerSandbox(Sandbox):
             ran = run(self._api, self.container, command, mark)
             if ran.running:
                 self._kill(command, mark, ran.exec_id)
+            elif ran.exit_code == 137:
+                self._check_alive()  # it may have ended with the whole container
         failed = not ran.running and ran.exit_code != 0
         return ExecResult(
             exit_code=137 if ran.running else ran.exit_code,
@@ -219,8 +223,6 @@ class DockerSandbox(Sandbox):
         user = self._api.inspect_container(self.container)["Config"]["User"]
         if user in ("", "0", "root"):
             return 0, 0
-        if user.isdecimal():
-            return int(user), int(user)
         said = run_plain(self._api, self.container, ["sh", "-c", "id -u && id -g"])
         ids = said.stdout.text().split()
         if len(ids) != 2:
@@ -314,11 +316,11 @@ class DockerSandbox(Sandbox):
         """Raise `SandboxFailure` with the cause if the container does not run any more."""
         import docker.errors
 
-        with contextlib.suppress(docker.errors.NotFound):
-            if self._api.inspect_container(self.container)["State"]["Running"]:
-                return
-        cause = self._cause or self._why()
-        raise SandboxFailure(f"the container {self.container[:12]} is gone: {cause}")
+        if self._cause is None:
+            with contextlib.suppress(docker.errors.NotFound):
+                if self._api.inspect_container(self.container)["State"]["Running"]:
+                    return
+        raise SandboxFailure(f"the container {self.container[:12]} is gone: {self._cause or self._why()}")
 
     def _why(self) -> str:
         for died in self._events(self._started, "die"):
@@ -327,75 +329,3 @@ class DockerSandbox(Sandbox):
                 return f"it ran out of memory (memory_mb={self.spec.memory_mb})"
             return f"its main process ended with exit code {code}"
         return "the engine does not know it any more"
-
-
-# The engine ---------------------------------------------------------------------------------------------------------
-
-
-def connect(base_url: str | None, timeout: float) -> Any:
-    """A client of the engine.
-
-    Raises:
-        ConfigurationError: The SDK or the engine is missing.
-    """
-    try:
-        import docker
-        import docker.errors
-    except ImportError as error:
-        raise ConfigurationError("the docker backend needs the Docker SDK: pip install docker") from error
-    try:
-        if base_url is None:
-            client = docker.from_env(timeout=timeout, max_pool_size=64)
-        else:
-            client = docker.DockerClient(base_url, timeout=timeout, max_pool_size=64)
-        client.ping()
-    except (docker.errors.DockerException, OSError) as error:
-        raise ConfigurationError(
-            f"no Docker engine answers at {base_url or os.environ.get('DOCKER_HOST', 'the default socket')} ({error}); "
-            "install and start one (Debian: apt install docker.io) or name it in DOCKER_HOST; "
-            "LocalBackend() needs none"
-        ) from None
-    return client
-
-
-@contextlib.contextmanager
-def engine_errors(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises into `SandboxFailure`."""
-    import docker.errors
-    import requests.exceptions
-
-    try:
-        yield
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise SandboxFailure(f"the Docker engine failed {doing}: {error}") from error
-
-
-def owner() -> str:
-    """This process, as the label of its containers says it: host, id and start time."""
-    return f"{socket.gethostname()}/{os.getpid()}/{psutil.Process().create_time():.2f}"
-
-
-def remove_orphans(client: Any) -> None:
-    """Remove containers and snapshots of processes on this host that are gone."""
-    import docker.errors
-
-    with engine_errors("looking for containers left behind"):
-        for container in client.api.containers(all=True, filters={"label": LABEL}):
-            if not _owner_lives(container["Labels"][LABEL]):
-                logger.warning("removing the container %s of a process that is gone", container["Id"][:12])
-                with contextlib.suppress(docker.errors.APIError):
-                    client.api.remove_container(container["Id"], force=True, v=True)
-        for image in client.api.images(filters={"label": LABEL}):
-            if not _owner_lives(image["Labels"][LABEL]):
-                with contextlib.suppress(docker.errors.APIError):
-                    client.api.remove_image(image["Id"], force=True)
-
-
-def _owner_lives(label: str) -> bool:
-    host, pid, started = label.rsplit("/", 2)
-    if host != socket.gethostname():
-        return True  # it cannot be seen from here
-    try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == started
-    except psutil.NoSuchProcess:
-        return False

@@ -11,6 +11,7 @@ one, memory is limited for each process, and `cpus` is rounded up to whole cores
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -28,6 +29,7 @@ from typing import IO, Any
 
 from agentrl.envs.sandbox.base import Command, ExecResult, Sandbox, SandboxFailure, SandboxSpec, start_in_thread
 from agentrl.envs.sandbox.bwrap import cgroups, files, linux
+from agentrl.envs.sandbox.bwrap.jail import find_user
 from agentrl.envs.sandbox.interrupt import Interrupt
 from agentrl.envs.sandbox.local_exec import run
 from agentrl.envs.sandbox.output import Output
@@ -41,11 +43,9 @@ HOST_FOLDERS = ("usr", "etc", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """What a sandbox without a `rootfs` sees of the host; nothing else is there, and secrets in them stay unreadable."""
 
 EMPTY_FOLDERS = (("/tmp", 0o1777), ("/var/tmp", 0o1777), ("/root", 0o700), ("/home", 0o755), ("/run", 0o755))
-NEEDED_FOLDERS = (("/dev", 0o755), ("/proc", 0o755))
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
     "LANG": "C.UTF-8",
 }
 
@@ -120,16 +120,23 @@ class LocalBackend:
         memory = spec.memory_mb * 2**20
         layers: list[tuple[str, str]] = []
         links: list[tuple[str, str]] = []
-        folders = [*NEEDED_FOLDERS, (spec.workdir, 0o755)]
+        folders = [("/dev", 0o755, (0, 0)), ("/proc", 0o755, (0, 0))]
         if spec.rootfs is not None:
-            layers.append((str(extracted(spec.rootfs)), ""))
+            root = str(extracted(spec.rootfs))
+            layers.append((root, ""))
         else:
+            root = ""
+            folders += [(path, mode, (0, 0)) for path, mode in EMPTY_FOLDERS]
             for name in HOST_FOLDERS:
                 if os.path.islink(f"/{name}"):
                     links.append((name, os.readlink(f"/{name}")))
                 elif os.path.isdir(f"/{name}"):
                     layers.append((f"/{name}", name))
-            folders[:0] = EMPTY_FOLDERS
+        try:
+            user = find_user(spec.user, root)
+        except LookupError as error:
+            raise ConfigurationError(f"user={spec.user!r} cannot be had: {error}") from None
+        folders.append((spec.workdir, 0o755, (user.uid, user.gid) if self._root else (0, 0)))
         cgroup = {
             "name": _cgroup_name(),
             "cpus": spec.cpus,
@@ -191,12 +198,18 @@ class LocalSandbox(Sandbox):
             raise
 
     def _hint(self, config: dict[str, Any]) -> str:
-        self._errors.seek(0)
-        words = self._errors.read()[-2000:].decode(errors="replace")
-        logger.debug("a sandbox could not be started: %s", words)
         if config["root"]:
-            return ""
-        return " (without root this needs unprivileged user namespaces and Linux 6.6 or newer)"
+            return self._last_words()
+        return f"{self._last_words()} (without root this needs unprivileged user namespaces and Linux 6.6 or newer)"
+
+    def _last_words(self) -> str:
+        """The end of what its processes wrote to their stderr: nothing, unless they broke."""
+        with contextlib.suppress(OSError, ValueError):
+            size = self._errors.seek(0, os.SEEK_END)
+            self._errors.seek(max(0, size - 1000))
+            if words := self._errors.read().decode(errors="replace").strip():
+                return f"; its stderr ends with:\n{words}"
+        return ""
 
     def _exec(self, command: Command) -> ExecResult:
         start = time.monotonic()
@@ -260,7 +273,7 @@ class LocalSandbox(Sandbox):
     def _why(self) -> str:
         if self._stopped:
             return "it was stopped"
-        return "all its processes were ended, by a command inside, for memory, or from outside"
+        return f"all its processes were ended, by a command inside, for memory, or from outside{self._last_words()}"
 
     def _stop(self) -> None:
         self._control.close()

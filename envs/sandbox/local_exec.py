@@ -9,6 +9,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from io import FileIO
 from typing import Any
 
 from agentrl.envs.sandbox.interrupt import Interrupt
@@ -38,11 +39,10 @@ def run(
     """
     with contextlib.ExitStack() as stack:
 
-        def pipe() -> tuple[int, int]:
+        def pipe() -> tuple[FileIO, FileIO]:
             ends = os.pipe()
-            for end in ends:
-                stack.callback(_close, end)
-            return ends
+            # Objects, since these close their descriptor once: a number may be another thread's the second time.
+            return stack.enter_context(FileIO(ends[0], "r")), stack.enter_context(FileIO(ends[1], "w"))
 
         (stdin_theirs, stdin_ours), (out_ours, out_theirs), (err_ours, err_theirs) = pipe(), pipe(), pipe()
         answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,10 +50,10 @@ def run(
         with theirs, os.fdopen(os.memfd_create("request"), "w") as words:
             json.dump(request, words)
             words.flush()
-            given = [stdin_theirs, out_theirs, err_theirs, out_ours, err_ours, theirs.fileno(), words.fileno()]
-            socket.send_fds(control, [b"request"], given)
+            given: list[Any] = [stdin_theirs, out_theirs, err_theirs, out_ours, err_ours, theirs, words]
+            socket.send_fds(control, [b"request"], [each.fileno() for each in given])
         for end in (stdin_theirs, out_theirs, err_theirs):
-            _close(end)
+            end.close()
         streams = _Streams(stdin_ours, stdin, {out_ours: out, err_ours: err})
         if streams.pump(answers, timeout, stop):
             streams.drain()
@@ -67,16 +67,14 @@ def run(
 class _Streams:
     """Moves bytes between memory and a command's standard streams."""
 
-    def __init__(self, stdin: int, data: bytes, outputs: dict[int, Write]) -> None:
+    def __init__(self, stdin: FileIO, data: bytes, outputs: dict[FileIO, Write]) -> None:
         self._stdin = stdin
         self._data = memoryview(data)
-        self._outputs = outputs
+        self._outputs = {file.fileno(): (file, write) for file, write in outputs.items()}
         self._poll = select.poll()
-        for descriptor in (stdin, *outputs):
-            os.set_blocking(descriptor, False)
-        for descriptor in outputs:
-            self._poll.register(descriptor, select.POLLIN)
-        self._poll.register(stdin, select.POLLOUT)
+        for file in (stdin, *outputs):
+            os.set_blocking(file.fileno(), False)
+            self._poll.register(file, select.POLLOUT if file is stdin else select.POLLIN)
 
     def pump(self, answers: socket.socket, seconds: float, stop: Interrupt | None) -> bool:
         """Until there is an answer (true), or time is up or `stop` is set (false)."""
@@ -102,31 +100,27 @@ class _Streams:
                 pass
 
     def _serve(self, descriptor: int) -> None:
-        if descriptor == self._stdin:
-            self._feed()
-        else:
+        if descriptor in self._outputs:
             self._read(descriptor)
+        else:
+            self._feed()
 
     def _feed(self) -> None:
         try:
-            self._data = self._data[os.write(self._stdin, self._data[: 2**16]) :]
-        except BlockingIOError:
-            return
+            self._data = self._data[self._stdin.write(self._data[: 2**16]) or 0 :]
         except OSError:
             self._data = memoryview(b"")  # the command reads no more
         if not self._data:
             self._poll.unregister(self._stdin)
-            _close(self._stdin)
+            self._stdin.close()
 
     def _read(self, descriptor: int) -> bool:
         """Whether there may be more."""
-        try:
-            data = os.read(descriptor, 2**16)
-        except BlockingIOError:
-            return False
-        if data:
-            self._outputs[descriptor](data)
-        elif self._outputs.pop(descriptor, None):
+        file, write = self._outputs[descriptor]
+        if data := file.read(2**16):
+            write(data)
+        elif data is not None:
+            del self._outputs[descriptor]
             self._poll.unregister(descriptor)
         return bool(data)
 
@@ -141,8 +135,3 @@ def _answer(answers: socket.socket) -> dict[str, Any]:
         raise ConnectionResetError("the sandbox ended")
     answer: dict[str, Any] = json.loads(message)
     return answer
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(descriptor)

@@ -21,7 +21,7 @@ import resource
 import signal
 import socket
 import subprocess
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import linux
 
@@ -94,14 +94,14 @@ def _make_root(config: Config, options: str) -> None:
         linux.mount("overlay", target, "overlay", linux.MS_NOSUID | linux.MS_NODEV, options + layers)
     for link, target in config["links"]:
         os.symlink(target, f"{ROOT}/{link}")
-    for path, mode in config["folders"]:
+    for path, mode, owner in config["folders"]:
         place = ROOT
         for name in path.strip("/").split("/"):
             place = f"{place}/{name}"
             if not os.path.lexists(place):
                 os.mkdir(place)
                 os.chmod(place, mode)
-                os.chown(place, uid, uid)
+                os.chown(place, uid + owner[0], uid + owner[1])
 
 
 def _escaped(path: str) -> str:
@@ -150,7 +150,7 @@ class Jail:
         """The process table inside."""
         linux.setns(self.pidfd, linux.CLONE_NEWPID)  # for children from now on
 
-    def go_in(self, request: dict[str, Any]) -> None:
+    def go_in(self, request: dict[str, Any]) -> User:
         """Move this process, a fresh child, inside, and lose every privilege."""
         flags = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
         linux.setns(self.pidfd, flags | (0 if self._config["network"] else linux.CLONE_NEWNET))
@@ -163,61 +163,86 @@ class Jail:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
         if self._config["cores"]:
             os.sched_setaffinity(0, self._config["cores"])
-        uid, gid = find_user(request["user"])
+        user = find_user(request["user"])
         linux.gain_nothing()
         linux.bound_capabilities({linux.CAPABILITIES.index(name) for name in self._config["capabilities"]})
         if self._config["root"]:
-            os.setgroups([gid])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+            os.setgroups([user.gid])
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
+        return user
 
-    def kill_marked(self, mark: bytes) -> bool:
-        """Kill every process inside with a mark in its environment; whether there was one."""
-        found = False
-        for name in os.listdir(self.proc):
-            if not name.isdecimal():
-                continue
-            with contextlib.suppress(OSError):
-                place = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
-                try:
-                    environ = os.open("environ", os.O_RDONLY, dir_fd=place)
-                    try:
-                        marked = mark in os.read(environ, 2**18)
-                    finally:
-                        os.close(environ)
-                    if marked:
-                        found = True
-                        signal.pidfd_send_signal(place, signal.SIGKILL)
-                finally:
-                    os.close(place)
-        return found
+    def kill_marked(self, mark: bytes) -> None:
+        """Kill every process inside with a mark in its environment."""
+        marked: set[str] = set()
+        # Stopped first: none of them can start another one while the rest is looked for.
+        while found := {name for name in os.listdir(self.proc) if self._has(name, mark)} - marked:
+            marked |= found
+            for name in found:
+                self._signal(name, signal.SIGSTOP)
+        for name in marked:
+            self._signal(name, signal.SIGKILL)
+
+    def _has(self, name: str, mark: bytes) -> bool:
+        if not name.isdecimal():
+            return False
+        try:
+            with open(os.open(f"{name}/environ", os.O_RDONLY, dir_fd=self.proc), "rb") as environ:
+                return mark in environ.read(2**18)
+        except OSError:
+            return False
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError):
+            place = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)  # also a pidfd
+            try:
+                signal.pidfd_send_signal(place, number)
+            finally:
+                os.close(place)
 
 
-def find_user(user: str | None) -> tuple[int, int]:
-    """Numbers of a user and its group, as the files inside say.
+class User(NamedTuple):
+    """A user inside, by number, and its home."""
+
+    uid: int
+    gid: int
+    home: str
+
+
+def find_user(user: str | None, root: str = "") -> User:
+    """The user that "name", "1000", "name:group" or "1000:1000" is, as the files under a root filesystem say.
+
+    As in Docker, a number that no file knows has group 0.
 
     Raises:
-        LookupError: There is no such user.
+        LookupError: There is no such user or group.
     """
     name, _, group = (user or "root").partition(":")
-    if name == "root":
-        uid, gid = 0, 0
+    entry = _entry(f"{root}/etc/passwd", name)
+    if entry is not None:
+        found = User(int(entry[2]), int(entry[3]), entry[5])
+    elif name in ("root", "0"):
+        found = User(0, 0, "/root")
     elif name.isdecimal():
-        uid = gid = int(name)
+        found = User(int(name), 0, "/")
     else:
-        uid, gid = _look_up("/etc/passwd", name, 2, 3)
-    if group:
-        gid = int(group) if group.isdecimal() else _look_up("/etc/group", group, 2, 2)[0]
-    return uid, gid
+        raise LookupError(f"there is no user {name!r} in the sandbox's /etc/passwd")
+    if not group:
+        return found
+    entry = _entry(f"{root}/etc/group", group)
+    if entry is None and not group.isdecimal():
+        raise LookupError(f"there is no group {group!r} in the sandbox's /etc/group")
+    return found._replace(gid=int(group if entry is None else entry[2]))
 
 
-def _look_up(path: str, name: str, *columns: int) -> tuple[int, int]:
+def _entry(path: str, key: str) -> list[str] | None:
+    """The line of a file of users or groups that has a name or number."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file.read(2**20).splitlines():
             fields = line.split(":")
-            if fields[0] == name:
-                return int(fields[columns[0]]), int(fields[columns[1]])
-    raise LookupError(f"{path} knows no {name!r}")
+            if key in (fields[0], *fields[2:3]) and len(fields) >= 4:
+                return [*fields, "", ""]
+    return None
 
 
 def _write(path: str, text: str) -> None:

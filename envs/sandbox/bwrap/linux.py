@@ -17,7 +17,7 @@ MS_NODEV = 0x4
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
-CAPABILITIES = [
+CAPABILITIES = (
     "CHOWN",
     "DAC_OVERRIDE",
     "DAC_READ_SEARCH",
@@ -50,7 +50,7 @@ CAPABILITIES = [
     "AUDIT_WRITE",
     "AUDIT_CONTROL",
     "SETFCAP",
-]
+)
 """By number; the later ones have no use in a sandbox."""
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38

@@ -3,9 +3,9 @@
 There are two. The outer one keeps its rights, makes the control group, starts the inner one, waits for its end and
 removes the group. The inner one lives in the sandbox's namespaces for mounts and users, starts bubblewrap and serves
 requests. A request arrives on the control socket with the descriptors that it concerns: the three standard streams, the
-other ends of the two outputs, and a socket of its own. On that is answered how the command ended; that its other side is
-closed means that nobody wants the command any more. When the asking process ends or closes the control socket,
-everything ends.
+other ends of the two outputs, and a socket of its own. On that is answered how the command ended; when its other side
+is closed, nobody wants the command any more. When the asking process ends or closes the control socket, everything
+ends.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ import select
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import cgroups, files, jail, linux
-
-KILL_SECONDS = 5.0
-"""How long a command may resist being killed; then the sandbox is."""
 
 DESCRIPTORS = 7
 """With each request: three standard streams, two other ends, the answers' socket, and the request itself."""
@@ -173,11 +169,11 @@ class Server:
             for number, descriptor in enumerate(streams):
                 os.dup2(descriptor, number)
             self._join()
-            self._jail.go_in(request)
+            user = self._jail.go_in(request)
             os.closerange(3, 2**20)
             if "argv" in request:
                 os.chdir(request["cwd"])
-                os.execvpe(request["argv"][0], request["argv"], request["env"])
+                os.execvpe(request["argv"][0], request["argv"], {"HOME": user.home, **request["env"]})
             linux.drop_capabilities()
             os._exit(files.put(request["put"]) if "put" in request else files.get(request["get"]))
         except BaseException as error:  # noqa: BLE001 (this process must end here)
@@ -224,9 +220,6 @@ class Server:
         os.close(output)
 
     def _kill(self, running: Running) -> None:
-        deadline = time.monotonic() + KILL_SECONDS
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(running.pidfd, signal.SIGKILL)
-        while self._jail.kill_marked(running.mark):
-            if time.monotonic() > deadline:
-                self._end()
+        self._jail.kill_marked(running.mark)
