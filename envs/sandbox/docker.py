@@ -25,12 +25,14 @@ from typing import IO, Any
 from agentrl.envs.sandbox.archive import folders
 from agentrl.envs.sandbox.base import Command, ExecResult, Sandbox, SandboxFailure, SandboxSpec, start_in_thread
 from agentrl.envs.sandbox.docker_engine import LABEL, connect, engine_errors, owner, remove_orphans
-from agentrl.envs.sandbox.docker_exec import run, run_plain
+from agentrl.envs.sandbox.docker_exec import Ran, run, run_plain
 from agentrl.envs.sandbox.docker_images import resolve_image
 
 from agentrl.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
+
+ROOT = "0:0"
 
 MAIN = ["sh", "-c", "read -r line"]
 """The main process: waits for the end of its standard input."""
@@ -103,7 +105,9 @@ class DockerBackend:
         self.check(spec)
         image = resolve_image(self.client, spec, pull=self._pull)
         with engine_errors("starting a container"):
-            return DockerSandbox(self.client, spec, self._create(image, spec), watch_disk=not self._quota)
+            user = spec.user or self.client.images.get(image).attrs["Config"].get("User") or ROOT
+            container = self._create(image, spec)
+            return DockerSandbox(self.client, spec, container, user, watch_disk=not self._quota)
 
     def _create(self, image: str, spec: SandboxSpec) -> str:
         api = self.client.api
@@ -125,7 +129,7 @@ class DockerBackend:
             command=None,
             entrypoint=MAIN,
             stdin_open=True,
-            user=spec.user,
+            user=ROOT,  # commands of other users cannot end it, nor what it starts
             host_config=limits,
             labels={LABEL: owner()},
             healthcheck={"test": ["NONE"]},
@@ -137,8 +141,9 @@ class DockerBackend:
 class DockerSandbox(Sandbox):
     """A running container."""
 
-    def __init__(self, client: Any, spec: SandboxSpec, container: str, *, watch_disk: bool) -> None:
+    def __init__(self, client: Any, spec: SandboxSpec, container: str, user: str, *, watch_disk: bool) -> None:
         super().__init__(spec)
+        self._user = _numbered(user)
         self._api = client.api
         self._cause: str | None = None
         self._started = time.time()
@@ -158,6 +163,7 @@ class DockerSandbox(Sandbox):
     def _exec(self, command: Command) -> ExecResult:
         start, since = time.monotonic(), time.time()
         mark = f"AGENTRL_EXEC={secrets.token_hex(12)}"
+        command = replace(command, user=_numbered(command.user or self._user))
         with self._errors("running a command"):
             ran = run(self._api, self.container, command, mark)
             if ran.running:
@@ -178,7 +184,7 @@ class DockerSandbox(Sandbox):
     def _kill(self, command: Command, mark: str, exec_id: str) -> None:
         """Kill a command and all that inherited its mark; the container if that does not help."""
         # As the command's own user and without any privilege: what is called here may be the command's own `sh`.
-        killer = self._api.exec_create(self.container, ["sh", "-c", KILL, mark], user=command.user or "")["Id"]
+        killer = self._api.exec_create(self.container, ["sh", "-c", KILL, mark], user=command.user)["Id"]
         self._api.exec_start(killer, detach=True)
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
@@ -220,14 +226,16 @@ class DockerSandbox(Sandbox):
 
     def _find_user(self) -> tuple[int, int]:
         """Numbers of the user that commands run as."""
-        user = self._api.inspect_container(self.container)["Config"]["User"]
-        if user in ("", "0", "root"):
+        if self._user == ROOT:
             return 0, 0
-        said = run_plain(self._api, self.container, ["sh", "-c", "id -u && id -g"])
-        ids = said.stdout.text().split()
-        if len(ids) != 2:
-            raise ConfigurationError(f"user={user!r} is not known in the image: {said.stderr.text().strip()}")
-        return int(ids[0]), int(ids[1])
+        said = self._run_plain("id", "-u"), self._run_plain("id", "-g")
+        try:
+            return int(said[0].stdout.text()), int(said[1].stdout.text())
+        except ValueError:
+            raise ConfigurationError(f"user={self._user!r} cannot be had: {said[0].stderr.text().strip()}") from None
+
+    def _run_plain(self, *argv: str) -> Ran:
+        return run_plain(self._api, self.container, argv, self._user)
 
     def _make_workdir(self) -> None:
         folder, _, rest = "/", "", self.spec.workdir.strip("/")
@@ -256,7 +264,7 @@ class DockerSandbox(Sandbox):
             try:
                 self._api.put_archive(self.container, folder, tar)
             except docker.errors.NotFound:
-                made = run_plain(self._api, self.container, ["mkdir", "-p", "--", folder])
+                made = self._run_plain("mkdir", "-p", "--", folder)
                 if made.exit_code:
                     raise OSError(f"cannot make the folder {folder}: {made.stderr.text().strip()}") from None
                 tar.seek(0)
@@ -329,3 +337,8 @@ class DockerSandbox(Sandbox):
                 return f"it ran out of memory (memory_mb={self.spec.memory_mb})"
             return f"its main process ended with exit code {code}"
         return "the engine does not know it any more"
+
+
+def _numbered(user: str) -> str:
+    """Root by its number, which is also known when a command has broken /etc/passwd."""
+    return ROOT if user in ("root", "0") else user

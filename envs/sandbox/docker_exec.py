@@ -55,10 +55,10 @@ class Ran:
             del self.pending[: 8 + size]
 
 
-def run_plain(api: Any, container: str, argv: Sequence[str]) -> Ran:
-    """Run a command that a sandbox needs for itself, as its user."""
+def run_plain(api: Any, container: str, argv: Sequence[str], user: str) -> Ran:
+    """Run a command that a sandbox needs for itself."""
     with Interrupt() as stop:
-        return run(api, container, Command(argv, PLAIN_SECONDS, None, "/", {}, None, MAX_OUTPUT, stop), "")
+        return run(api, container, Command(argv, PLAIN_SECONDS, user, "/", {}, None, MAX_OUTPUT, stop), "")
 
 
 def run(api: Any, container: str, command: Command, mark: str) -> Ran:
@@ -90,8 +90,10 @@ def run(api: Any, container: str, command: Command, mark: str) -> Ran:
         ran.exit_code = 126  # the folder or the program is missing; newer engines say it this way
         ran.stderr.write(f"{error.explanation}\n".encode())
         return ran
-    with contextlib.closing(stream):
+    try:
         ran.running = not _pump(api, stream, ran, command)
+    finally:
+        _close(stream)
     if not ran.running:
         ran.exit_code = _exit_code(api, exec_id)
     return ran
@@ -146,6 +148,15 @@ def _read_ahead(stream: Any) -> bytes:
     with contextlib.suppress(OSError):
         return bytes(buffered.read1(2**16) or b"")
     return b""
+
+
+def _close(stream: Any) -> None:
+    """Close the connection, whoever holds it: while it is open and unread the engine waits, and later execs with it."""
+    connection = getattr(stream, "_sock", stream)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    stream.close()
 
 
 def _send(connection: Any, data: memoryview) -> int:
