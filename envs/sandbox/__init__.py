@@ -2,6 +2,18 @@
 
 from agentrl.envs.sandbox.base import Backend, ExecResult, Sandbox, SandboxFailure, SandboxSpec
 from agentrl.envs.sandbox.docker import DockerBackend
+from agentrl.envs.sandbox.environment import SandboxEnvironment
 from agentrl.envs.sandbox.local import LocalBackend
+from agentrl.envs.sandbox.pool import SandboxPool
 
-__all__ = ["Backend", "DockerBackend", "ExecResult", "LocalBackend", "Sandbox", "SandboxFailure", "SandboxSpec"]
+__all__ = [
+    "Backend",
+    "DockerBackend",
+    "ExecResult",
+    "LocalBackend",
+    "Sandbox",
+    "SandboxEnvironment",
+    "SandboxFailure",
+    "SandboxPool",
+    "SandboxSpec",
+]

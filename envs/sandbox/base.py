@@ -291,6 +291,9 @@ class Backend(Protocol):
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; one whose start is cancelled is stopped."""
 
+    def start_blocking(self, spec: SandboxSpec) -> Sandbox:
+        """`start`, for a thread."""
+
 
 async def start_in_thread(make: Callable[[SandboxSpec], Sandbox], spec: SandboxSpec) -> Sandbox:
     """Start a sandbox in a thread; if the caller is cancelled meanwhile it is stopped as soon as it is there."""

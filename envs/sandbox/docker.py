@@ -97,11 +97,12 @@ class DockerBackend:
             ConfigurationError: The spec cannot work here, the image is not on the engine, or building it fails.
             SandboxFailure: The engine cannot start it.
         """
-        sandbox = await start_in_thread(self._start, spec)
+        sandbox = await start_in_thread(self.start_blocking, spec)
         assert isinstance(sandbox, DockerSandbox)
         return sandbox
 
-    def _start(self, spec: SandboxSpec) -> DockerSandbox:
+    def start_blocking(self, spec: SandboxSpec) -> DockerSandbox:
+        """`start`, for a thread."""
         self.check(spec)
         image = resolve_image(self.client, spec, pull=self._pull)
         with engine_errors("starting a container"):
@@ -183,9 +184,12 @@ class DockerSandbox(Sandbox):
 
     def _kill(self, command: Command, mark: str, exec_id: str) -> None:
         """Kill a command and all that inherited its mark; the container if that does not help."""
+        import docker.errors
+
         # As the command's own user and without any privilege: what is called here may be the command's own `sh`.
         killer = self._api.exec_create(self.container, ["sh", "-c", KILL, mark], user=command.user)["Id"]
-        self._api.exec_start(killer, detach=True)
+        with contextlib.suppress(docker.errors.APIError):  # no process more may be started
+            self._api.exec_start(killer, detach=True)
         deadline = time.monotonic() + STOP_SECONDS
         while time.monotonic() < deadline:
             if not self._api.exec_inspect(exec_id)["Running"]:

@@ -85,9 +85,9 @@ def run(api: Any, container: str, command: Command, mark: str) -> Ran:
     try:
         stream = api.exec_start(exec_id, socket=True)
     except docker.errors.APIError as error:
-        if error.status_code != 400:
+        if error.status_code != 400 and "OCI runtime exec failed" not in str(error.explanation):
             raise
-        ran.exit_code = 126  # the folder or the program is missing; newer engines say it this way
+        ran.exit_code = 126  # there is no such folder or program, or no process more may be started
         ran.stderr.write(f"{error.explanation}\n".encode())
         return ran
     try:

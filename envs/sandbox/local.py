@@ -108,11 +108,12 @@ class LocalBackend:
             ConfigurationError: The spec cannot work here.
             SandboxFailure: It cannot be started; says why.
         """
-        sandbox = await start_in_thread(self._start, spec)
+        sandbox = await start_in_thread(self.start_blocking, spec)
         assert isinstance(sandbox, LocalSandbox)
         return sandbox
 
-    def _start(self, spec: SandboxSpec) -> LocalSandbox:
+    def start_blocking(self, spec: SandboxSpec) -> LocalSandbox:
+        """`start`, for a thread."""
         self.check(spec)
         return LocalSandbox(spec, self._config(spec))
 

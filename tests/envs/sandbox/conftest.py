@@ -57,7 +57,7 @@ class Place:
         return await self.backend.start(self.spec(**wanted))
 
 
-@pytest.fixture(scope="module", params=["docker", "local"])
+@pytest.fixture(scope="module", params=[pytest.param("docker", marks=pytest.mark.slow), "local"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     place = Place(request.param)
     yield place
