@@ -130,11 +130,10 @@ def _origin(url: str, *, given: bool = False) -> tuple[str, str, int]:
         parts = urlsplit(url.strip())
         scheme, host, port = parts.scheme.lower(), (parts.hostname or "").lower(), parts.port
     except ValueError:
-        scheme = host = ""
-        port = None
-    if scheme not in PORTS or not host:
+        parts, scheme, host, port = urlsplit(""), "", "", None
+    if scheme not in PORTS or not host or "@" in parts.netloc or "\\" in url:
         error = ConfigurationError if given else ValueError
         raise error(f"{url!r} is no address like https://example.org")
-    if given and (parts.path.strip("/") or parts.query or parts.username):
+    if given and (parts.path.strip("/") or parts.query):
         raise ConfigurationError(f"{url!r} is more than an origin: give scheme, host and port, https://example.org say")
     return scheme, host.rstrip("."), port or PORTS[scheme]

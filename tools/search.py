@@ -1,8 +1,7 @@
 """Full-text search over a folder of text files.
 
-The index is SQLite's FTS5 with its BM25 ranking. It is part of Python, so nothing has to be installed, it finds word
-forms (the Porter stemmer), and asking it takes milliseconds. Packages for this (bm25s, tantivy) pay off with millions of
-passages, where an index has to be kept between runs.
+The index is SQLite's FTS5 with BM25 ranking. It is part of Python, so nothing has to be installed, and it finds word
+forms (the Porter stemmer). Packages for this (bm25s, tantivy) are for millions of passages, kept between runs.
 """
 
 from __future__ import annotations
