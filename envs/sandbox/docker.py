@@ -151,10 +151,11 @@ class DockerSandbox(Sandbox):
         self.container = container
         """Its id."""
         try:
-            self._lifeline = self._api.attach_socket(container, params={"stdin": 1, "stream": 1})
-            self._api.start(container)
-            self._user_ids = self._find_user()
-            self._make_workdir()
+            with self._errors("starting a container"):
+                self._lifeline = self._api.attach_socket(container, params={"stdin": 1, "stream": 1})
+                self._api.start(container)
+                self._user_ids = self._find_user()
+                self._make_workdir()
         except BaseException:
             self._remove()
             raise

@@ -64,7 +64,7 @@ def enter(config: Config, mapper: socket.socket) -> None:
         linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
         # This interpreter can be seen inside as the program of a process that is just entering, and there its file
         # belongs to root: nobody may write to it through that. It must be started from a read-only mount for that.
-        linux.make_all_mounts_read_only()
+        linux.make_read_only("/")
         _make_root(config, "userxattr,")
 
 
@@ -95,13 +95,26 @@ def _make_root(config: Config, options: str) -> None:
     for link, target in config["links"]:
         os.symlink(target, f"{ROOT}/{link}")
     for path, mode, owner in config["folders"]:
-        place = ROOT
-        for name in path.strip("/").split("/"):
-            place = f"{place}/{name}"
-            if not os.path.lexists(place):
-                os.mkdir(place)
-                os.chmod(place, mode)
-                os.chown(place, uid + owner[0], uid + owner[1])
+        _make_folders(path, mode, uid + owner[0], uid + owner[1])
+    for path in config["visible"]:
+        if os.path.isdir(path):
+            _make_folders(path, 0o755, uid, uid)
+        else:
+            _make_folders(os.path.dirname(path), 0o755, uid, uid)
+            _write(ROOT + path, "")
+        linux.mount(path, ROOT + path, "", linux.MS_BIND | linux.MS_REC)
+        linux.make_read_only(ROOT + path)
+
+
+def _make_folders(path: str, mode: int, uid: int, gid: int) -> None:
+    """Make what is missing of a folder inside."""
+    place = ROOT
+    for name in path.strip("/").split("/"):
+        place = f"{place}/{name}"
+        if not os.path.lexists(place):
+            os.mkdir(place)
+            os.chmod(place, mode)
+            os.chown(place, uid, gid)
 
 
 def _escaped(path: str) -> str:
@@ -123,8 +136,6 @@ class Jail:
         arguments += ["--hostname", "sandbox"] + ([] if config["network"] else ["--unshare-net"])
         arguments += ["--bind", ROOT, "/", "--proc", "/proc", "--dev", "/dev"]
         arguments += ["--size", str(config["shm"]), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-        for path in config["visible"]:
-            arguments += ["--ro-bind", path, path]
         arguments += ["--info-fd", str(theirs), "--", "sh", "-c", MAIN]
         self.process = subprocess.Popen(
             arguments,

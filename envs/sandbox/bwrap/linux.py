@@ -14,6 +14,7 @@ CLONE_NEWNET = 0x40000000
 
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
+MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
@@ -76,14 +77,12 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     _check(result, f"mount of {kind or 'flags'} on {target} ({options})")
 
 
-def make_all_mounts_read_only() -> None:
-    """Make every mount of this mount namespace read-only (Linux 5.12)."""
+def make_read_only(path: str) -> None:
+    """Make the mount at a path and all below it read-only (Linux 5.12)."""
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    result = _libc.syscall(
-        ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_FDCWD), b"/", ctypes.c_uint(_AT_RECURSIVE), attributes, size
-    )
-    _check(result, "mount_setattr")
+    number, place, how = ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_FDCWD), ctypes.c_uint(_AT_RECURSIVE)
+    _check(_libc.syscall(number, place, path.encode(), how, attributes, size), f"mount_setattr of {path}")
 
 
 def die_with_parent() -> None:
