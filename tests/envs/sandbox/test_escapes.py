@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import socket
 import subprocess
 import tarfile
@@ -19,6 +20,8 @@ from agentrl.envs.sandbox import ExecResult, Sandbox, SandboxFailure
 from agentrl.envs.sandbox.archive import read_file, unpack
 
 from tests.envs.sandbox.conftest import Place
+
+ROOT = Path(__file__).parents[3]
 
 Sh = Callable[..., ExecResult]
 
@@ -403,3 +406,10 @@ def test_nothing_of_this_module_is_left(place: Place) -> None:
     time.sleep(0.2)
     for mark in ("bomb-77", "d-88", "d-99"):
         assert processes(mark) == []
+
+
+def test_the_documentation_lists_these_attempts() -> None:
+    documented = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "sandboxes.md").read_text(encoding="utf-8")))
+    here = {name for name in globals() if name.startswith("test_")}
+    meta = {"test_the_documentation_lists_these_attempts", "test_nothing_of_this_module_is_left"}
+    assert documented == here - meta - {"test_a_plain_kill_is_not_called_out_of_memory"}
