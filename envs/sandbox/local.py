@@ -51,6 +51,7 @@ ENVIRONMENT = {
 
 START_SECONDS = 60.0
 FILE_SECONDS = 600.0
+STOP_SECONDS = 30.0
 
 CODE = "import sys; sys.path.append(sys.argv[1]); from bwrap.supervisor import main; main()"
 
@@ -169,6 +170,7 @@ class LocalSandbox(Sandbox):
 
     def __init__(self, spec: SandboxSpec, config: dict[str, Any]) -> None:
         super().__init__(spec)
+        self._group = config["cgroup"] and config["cgroup"]["name"]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -279,10 +281,12 @@ class LocalSandbox(Sandbox):
     def _stop(self) -> None:
         self._control.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()  # what is below it dies with it
             self._process.wait()
+        if self._process.returncode and self._group:  # it did not come to that itself
+            cgroups.remove(self._group)
         self._errors.close()
 
 

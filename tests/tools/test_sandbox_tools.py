@@ -10,7 +10,7 @@ from agentrl.envs.sandbox import Sandbox, SandboxFailure
 from agentrl.tools import FileTool, PythonTool, ShellTool
 
 from agentrl.rollout.tools import Tool
-from tests.tools.conftest import Play
+from tests.tools.conftest import Play, player
 
 
 def test_the_interpreter_keeps_its_state_and_shows_the_last_expression(play: Play) -> None:
@@ -154,6 +154,30 @@ def test_a_cancelled_call_leaves_no_answer_for_the_next(play: Play) -> None:
         return answer
 
     assert play(use) == "fresh"
+
+
+@pytest.mark.slow
+def test_they_do_the_same_in_docker() -> None:
+    async def use(sandbox: Sandbox) -> list[str]:
+        python, bash, files = PythonTool(sandbox), ShellTool(sandbox, timeout=1.0), FileTool(sandbox)
+        answers = [
+            await python("x = 6"),
+            await python("x * 7"),
+            await bash("cd /tmp; X=1"),
+            await bash("pwd; echo $X; sleep 20 & true"),
+            await files.edit("/tmp/new", "", "text"),
+            await files.view("/tmp/new"),
+            await bash("sleep 99"),
+            await python("x"),
+        ]
+        await python.close()
+        await bash.close()
+        return answers
+
+    answers = player("docker")(use)
+    assert answers[1:6] == ["42", "[no output]", "/tmp\n1", "wrote /tmp/new", "     1  text"]
+    assert "the shell was restarted" in answers[6]
+    assert answers[7] == "6"
 
 
 def test_the_end_of_the_sandbox_is_a_failure_and_not_an_answer(play: Play) -> None:

@@ -16,6 +16,10 @@ PERIOD = 100_000
 
 PREFIX = "agentrl-"
 
+ROOT = "/sys/fs/cgroup"
+
+CONTROLLERS = ("memory", "pids", "cpu")
+
 Limits = dict[str, dict[str, str]]
 
 
@@ -37,7 +41,7 @@ class Cgroup:
         self._procs: list[int] = []
         self._events = -1
         try:
-            if os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+            if os.path.exists(f"{ROOT}/cgroup.controllers"):
                 self._make_v2(name, cpus, memory, pids)
             else:
                 self._make_v1(name, cpus, memory, pids)
@@ -62,7 +66,7 @@ class Cgroup:
                 self._events = os.open(f"{folder}/memory.oom_control", os.O_RDONLY)
 
     def _make_v2(self, name: str, cpus: float, memory: int, pids: int) -> None:
-        parent = "/sys/fs/cgroup"
+        parent = ROOT
         _write(parent, {"cgroup.subtree_control": "+cpu +memory +pids"})
         quota = f"{max(1000, int(cpus * PERIOD))} {PERIOD}"
         self._make(f"{parent}/{name}", {"memory.max": str(memory), "pids.max": str(pids), "cpu.max": quota})
@@ -90,31 +94,46 @@ class Cgroup:
     def remove(self) -> None:
         """Kill what is left in it, and remove it."""
         for folder in self.folders:
-            for _ in range(200):
-                with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as procs:
-                    for pid in procs.read().split():
-                        os.kill(int(pid), signal.SIGKILL)
-                try:
-                    os.rmdir(folder)
-                    break
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    time.sleep(0.01)
+            _remove(folder)
+
+
+def remove(name: str) -> None:
+    """Kill what is left in the group of a name, and remove it; for whoever did not make it."""
+    for folder in _folders():
+        _remove(f"{folder}/{name}")
 
 
 def remove_orphans() -> None:
     """Remove groups whose owner is gone; they are empty, since sandboxes end with their owner."""
-    for controller in ("memory", "pids", "cpu", None):
-        try:
-            parent = "/sys/fs/cgroup" if controller is None else _own_folder(controller)
-            names = os.listdir(parent)
-        except OSError:
-            continue
-        for name in names:
+    for folder in _folders():
+        for name in os.listdir(folder):
             if name.startswith(PREFIX) and not os.path.exists(f"/proc/{name.split('-')[1]}"):
-                with contextlib.suppress(OSError):
-                    os.rmdir(f"{parent}/{name}")
+                _remove(f"{folder}/{name}")
+
+
+def _folders() -> list[str]:
+    """The folders in which groups are made."""
+    if os.path.exists(f"{ROOT}/cgroup.controllers"):
+        return [ROOT]
+    found = []
+    for controller in CONTROLLERS:
+        with contextlib.suppress(OSError):
+            found.append(_own_folder(controller))
+    return found
+
+
+def _remove(folder: str) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as procs:
+            for pid in procs.read().split():
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            os.rmdir(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)
 
 
 def _own_folder(controller: str) -> str:
@@ -123,7 +142,7 @@ def _own_folder(controller: str) -> str:
         for line in file.read().splitlines():
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(","):
-                folder = f"/sys/fs/cgroup/{controllers}"
+                folder = f"{ROOT}/{controllers}"
                 # Inside a container the path may be that of the host; the mounted folder is then the own one.
                 return folder + path.rstrip("/") if os.path.isdir(folder + path) else folder
     raise FileNotFoundError(f"there is no cgroup controller {controller!r} here")
