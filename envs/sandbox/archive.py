@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from agentrl.errors import ConfigurationError
+
 
 def pack(source: Path | bytes, name: str, tar: IO[bytes], owner: tuple[int, int]) -> None:
     """Write a file's content, or a file or folder here, into a tar under a name, owned by a user and a group.
@@ -71,6 +73,7 @@ def unpack(tar: IO[bytes], target: Path, path: str, max_bytes: int) -> list[str]
         ValueError: It is damaged, or its files say to be larger than `max_bytes` together.
         OSError: It cannot be written here.
     """
+    need_filters()
     left_out: list[str] = []
     top: str | None = None
     size = 0
@@ -99,6 +102,16 @@ def unpack(tar: IO[bytes], target: Path, path: str, max_bytes: int) -> list[str]
     except (tarfile.TarError, KeyError) as error:  # a KeyError: a hard link to what is not in it
         raise ValueError(f"{path} arrived damaged: {error}") from error
     return left_out
+
+
+def need_filters() -> None:
+    """Refuse a Python whose `tarfile` cannot tell safe members of an archive.
+
+    Raises:
+        ConfigurationError: It is older than 3.11.4.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise ConfigurationError("extracting archives safely needs Python 3.11.4 or newer")
 
 
 def _check_size(size: int, max_bytes: int, path: str) -> None:

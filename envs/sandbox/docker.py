@@ -20,13 +20,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 from agentrl.envs.sandbox.archive import folders
 from agentrl.envs.sandbox.base import Command, ExecResult, Sandbox, SandboxFailure, SandboxSpec, start_in_thread
 from agentrl.envs.sandbox.docker_engine import LABEL, connect, engine_errors, owner, remove_orphans
 from agentrl.envs.sandbox.docker_exec import Ran, run, run_plain
-from agentrl.envs.sandbox.docker_images import resolve_image
+from agentrl.envs.sandbox.docker_images import build_image, check_images
 
 from agentrl.errors import ConfigurationError
 
@@ -82,13 +83,15 @@ class DockerBackend:
         remove_orphans(self.client)
 
     def check(self, spec: SandboxSpec) -> None:
-        """Refuse a spec without an image.
+        """Refuse a spec without an image, or with one that the engine lacks and may not pull.
 
         Raises:
             ConfigurationError: Says what is missing.
         """
         if spec.image is None and spec.dockerfile is None:
             raise ConfigurationError("the docker backend needs image= or dockerfile= in the SandboxSpec")
+        with engine_errors("looking for images"):
+            check_images(self.client, spec, pull=self._pull)
 
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start a container.
@@ -104,8 +107,8 @@ class DockerBackend:
     def start_blocking(self, spec: SandboxSpec) -> DockerSandbox:
         """`start`, for a thread."""
         self.check(spec)
-        image = resolve_image(self.client, spec, pull=self._pull)
         with engine_errors("starting a container"):
+            image = spec.image or build_image(self.client, Path(str(spec.dockerfile)), spec.build_timeout)
             user = spec.user or self.client.images.get(image).attrs["Config"].get("User") or ROOT
             container = self._create(image, spec)
             return DockerSandbox(self.client, spec, container, user, watch_disk=not self._quota)

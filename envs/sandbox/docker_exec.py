@@ -22,6 +22,8 @@ from agentrl.envs.sandbox.output import Output
 QUIET_SECONDS = 0.1
 """After this long without output the engine is asked whether the command still runs; later less often."""
 
+LONGEST_QUIET = 10.0
+
 PLAIN_SECONDS = 30.0
 """Deadline of the commands that a sandbox runs for itself."""
 
@@ -104,7 +106,8 @@ def _pump(api: Any, stream: Any, ran: Ran, command: Command) -> bool:
     connection = getattr(stream, "_sock", stream)
     connection.setblocking(False)
     ran.feed(_read_ahead(stream))
-    deadline = time.monotonic() + command.timeout
+    start = time.monotonic()
+    deadline = start + command.timeout
     stdin = memoryview(command.stdin or b"")
     waiting = select.poll()
     waiting.register(command.stop, select.POLLIN)
@@ -135,7 +138,8 @@ def _pump(api: Any, stream: Any, ran: Ran, command: Command) -> bool:
             if ended:
                 return True  # nothing more came after its end: what holds the stream now runs in the background
             ended = not api.exec_inspect(ran.exec_id)["Running"]
-            quiet = QUIET_SECONDS if ended else min(2 * quiet, 1.0)
+            taken = time.monotonic() - start
+            quiet = QUIET_SECONDS if ended else min(2 * quiet, max(1.0, taken / 20), LONGEST_QUIET)
     return False
 
 

@@ -23,32 +23,39 @@ LOG_LINES = 30
 _building: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
-def resolve_image(client: Any, spec: SandboxSpec, *, pull: bool) -> str:
-    """Name of the image, built if need be.
+def check_images(client: Any, spec: SandboxSpec, *, pull: bool) -> None:
+    """See to it that the engine has the image, or those that the Dockerfile builds on.
 
     Raises:
-        ConfigurationError: The engine lacks it, or it cannot be built.
-        SandboxFailure: Building took longer than the spec allows.
+        ConfigurationError: It lacks one and may not or cannot pull it, or there is no Dockerfile.
     """
-    if spec.dockerfile is None:
-        assert spec.image is not None
-        need_image(client, spec.image, pull=pull)
-        return spec.image
-    name = f"{REPOSITORY}:{digest(spec.dockerfile)[:32]}"
+    wanted = [spec.image] if spec.image is not None else []
+    if spec.dockerfile is not None and not _has_image(client, built_name(spec.dockerfile)):
+        wanted = base_images(spec.dockerfile / "Dockerfile")
+    for name in wanted:
+        _need_image(client, name, pull=pull)
+
+
+def build_image(client: Any, folder: Path, seconds: float) -> str:
+    """Name of the image of a Dockerfile, built if need be.
+
+    Raises:
+        ConfigurationError: It cannot be built.
+        SandboxFailure: That took longer than `seconds`.
+    """
+    name = built_name(folder)
     with _building[name]:  # rollouts of one task start together; one of them builds
         if not _has_image(client, name):
-            for base in base_images(spec.dockerfile / "Dockerfile"):
-                need_image(client, base, pull=pull)
-            _build(client, spec.dockerfile, name, spec.build_timeout)
+            _build(client, folder, name, seconds)
     return name
 
 
-def need_image(client: Any, name: str, *, pull: bool) -> None:
-    """See to it that the engine has an image.
+def built_name(folder: Path) -> str:
+    """The name that tells what a folder holds."""
+    return f"{REPOSITORY}:{_digest(folder)[:32]}"
 
-    Raises:
-        ConfigurationError: It has not, and may not or cannot pull it.
-    """
+
+def _need_image(client: Any, name: str, *, pull: bool) -> None:
     import docker.errors
 
     if _has_image(client, name):
@@ -74,7 +81,7 @@ def _has_image(client: Any, name: str) -> bool:
     return True
 
 
-def digest(folder: Path) -> str:
+def _digest(folder: Path) -> str:
     """A hash of what a folder holds: names, modes and contents."""
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):

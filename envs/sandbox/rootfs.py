@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from agentrl.envs.sandbox.archive import need_filters
 from agentrl.envs.sandbox.bwrap.jail import FIRST_UID, UIDS
 
 from agentrl.errors import ConfigurationError
@@ -27,6 +28,7 @@ def extracted(rootfs: Path) -> Path:
     rootfs = rootfs.resolve(strict=True)
     if rootfs.is_dir():
         return rootfs
+    need_filters()
     state = rootfs.stat()
     key = hashlib.sha256(f"{rootfs} {state.st_size} {state.st_mtime_ns} {os.geteuid()}".encode()).hexdigest()[:32]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "agentrl", "rootfs")

@@ -229,11 +229,12 @@ def find_user(user: str | None, root: str = "") -> User:
         LookupError: There is no such user or group.
     """
     name, _, group = (user or "root").partition(":")
-    entry = _entry(f"{root}/etc/passwd", name)
-    if entry is not None:
-        found = User(int(entry[2]), int(entry[3]), entry[5])
-    elif name in ("root", "0"):
+    known = name in ("root", "0")  # whatever a command made of /etc/passwd
+    entry = None if known else _entry(f"{root}/etc/passwd", name)
+    if known:
         found = User(0, 0, "/root")
+    elif entry is not None:
+        found = User(int(entry[2]), int(entry[3]), entry[5])
     elif name.isdecimal():
         found = User(int(name), 0, "/")
     else:

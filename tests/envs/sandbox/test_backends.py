@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agentrl.envs.sandbox import DockerBackend, LocalBackend, SandboxFailure, SandboxSpec
-from agentrl.envs.sandbox.docker_images import base_images, digest
+from agentrl.envs.sandbox import DockerBackend, LocalBackend, SandboxFailure, SandboxPool, SandboxSpec
+from agentrl.envs.sandbox.docker_images import base_images, built_name
 
 import agentrl
 from agentrl.errors import ConfigurationError
@@ -42,8 +42,11 @@ def test_no_engine_says_what_to_install() -> None:
 
 @pytest.mark.slow
 def test_a_missing_image_is_not_pulled(docker: DockerBackend) -> None:
+    spec = SandboxSpec(image="no-such-image:1")
     with pytest.raises(ConfigurationError, match="docker pull no-such-image:1"):
-        asyncio.run(docker.start(SandboxSpec(image="no-such-image:1")))
+        asyncio.run(docker.start(spec))
+    with pytest.raises(ConfigurationError, match="docker pull no-such-image:1"):
+        SandboxPool(docker, spec)
 
 
 @pytest.mark.slow
@@ -57,10 +60,12 @@ def test_a_dockerfile_is_built_once_and_its_bases_are_not_pulled(docker: DockerB
             assert (await two.exec("cat /built", timeout=20)).stdout == "built\n"
             return (await one.exec("cat /given /built", timeout=20)).stdout
 
+    name = built_name(tmp_path)
     try:
         assert asyncio.run(look()) == f"{os.getpid()}built\n"
+        assert [name in image.tags for image in docker.client.images.list("agentrl-build")].count(True) == 1
     finally:
-        docker.client.images.remove(f"agentrl-build:{digest(tmp_path)[:32]}", force=True)
+        docker.client.images.remove(name, force=True)
     (tmp_path / "Dockerfile").write_text("FROM no-such-image:1\n")
     with pytest.raises(ConfigurationError, match="no-such-image:1"):
         asyncio.run(docker.start(spec))
