@@ -7,7 +7,9 @@ cap the number of steps and of tokens. Nothing else is changed.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODEL = "Qwen/Qwen3-0.6B"
 MOST_UNRUN = 3
+
+NEEDED = {"sandboxes.md": ["bwrap"]}
+"""Programs without which the blocks of a file cannot run."""
 
 _BLOCK = re.compile(r"(?:<!--\s*not run:(?P<reason>[^>]*)-->\s*\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
 
@@ -76,6 +81,9 @@ def _shortened(init: Callable[..., None]) -> Callable[..., None]:
 @pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize("path", with_blocks(), ids=lambda path: path.name)
 def test_the_blocks_of_a_file_run(path: Path, model_folder: str) -> None:
+    for program in NEEDED.get(path.name, ()):
+        if shutil.which(program) is None and os.environ.get("AGENTRL_REQUIRE_SERVICES") != "1":
+            pytest.skip(f"{program} is not installed")
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
