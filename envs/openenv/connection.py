@@ -196,7 +196,7 @@ class Connection:
         """
         await self._call(PROBE, what, "step_timeout")
         if self.visible and (said := await self._ask_for_session()) is not _Session.LIVES:
-            raise self.lose(f"does not say that the session lives, but that it is {said.value}, {what}; {_REAPED}")
+            raise self.lose(_REAPED if said is _Session.GONE else f"does not tell whether the session lives, {what}")
 
     async def is_usable(self) -> bool:
         """Whether another episode can be played on it."""
@@ -247,7 +247,7 @@ class Connection:
         answer = await self._request(kind, data, what, setting)
         if isinstance(answer, Observation) or (isinstance(answer, ServerError) and answer.code in _OF_THE_MODEL):
             return answer
-        raise self.lose(f"answered a {kind} with {reprlib.repr(answer)} {what}")
+        raise self.lose(f"answered a {kind} with {_told(answer)} {what}")
 
     async def _call(self, method: str, what: str, setting: str) -> Answer:
         """A JSON-RPC call; a server that has never heard of them says that, which is an answer too."""
@@ -257,7 +257,7 @@ class Connection:
             return answer
         if isinstance(answer, ServerError) and answer.code is ErrorCode.UNKNOWN_TYPE:
             return answer
-        raise self.lose(f"answered the call {number} with {reprlib.repr(answer)} {what}")
+        raise self.lose(f"answered the call {number} with {_told(answer)} {what}")
 
     async def _request(self, kind: str, data: Mapping[str, Any], what: str, setting: str) -> Answer:
         """Ask and wait for the answer; an exception of any kind on the way loses the connection."""
@@ -317,7 +317,7 @@ class Connection:
                     with suppress(EnvironmentFailure):  # whoever asks next is told
                         await self._call(PROBE, "between two steps", "step_timeout")
             elif await self._ask_for_session() is _Session.GONE:
-                self.lose(f"has ended the session in the midst of an episode; {_REAPED}")
+                self.lose(_REAPED)
 
     async def _ask_for_session(self) -> _Session:
         try:
@@ -328,7 +328,13 @@ class Connection:
         return {_METHOD_NOT_FOUND: _Session.LIVES, _INVALID_PARAMS: _Session.GONE}.get(answer.code, _Session.UNKNOWN)
 
 
-_REAPED = "a `session_timeout` of the server that is shorter than `keepalive` does that"
+def _told(answer: Answer) -> str:
+    return f"{answer.code}: {answer}" if isinstance(answer, ServerError) else reprlib.repr(answer)
+
+
+_REAPED = (
+    "has ended the session in the midst of an episode, as a `session_timeout` shorter than `keepalive` makes it do"
+)
 
 
 class _SameHost(connect):
