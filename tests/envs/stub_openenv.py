@@ -102,9 +102,13 @@ class StubServer:
         calls: How many JSON-RPC calls there were.
         headers: What `Authorization` each path was asked with last.
         redirect: Where it sends whoever wants a session.
+
+    Args:
+        mood: Chooses how an episode goes wrong, whatever `reset` asks for; "" for not at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mood: Callable[[], str] | None = None) -> None:
+        self._mood = mood
         self.sessions = 0
         self.opened = 0
         self.calls = 0
@@ -144,7 +148,7 @@ class StubServer:
                 answer = {"jsonrpc": "2.0", "id": message["data"]["id"], "error": {"code": -32601, "message": "?"}}
                 socket.send(json.dumps({"type": "mcp", "data": answer}))
             elif message["type"] == "reset":
-                trouble = message["data"].get("trouble", "")
+                trouble = message["data"].get("trouble", "") if self._mood is None else self._mood()
                 socket.send(observation(reward=None))
             else:
                 lie, trouble = LIES.get(trouble, observation()), ""
@@ -152,8 +156,9 @@ class StubServer:
 
 
 @contextmanager
-def stub_server() -> Iterator[StubServer]:
-    stub = StubServer()
+def stub_server(mood: Callable[[], str] | None = None) -> Iterator[StubServer]:
+    """Serve, in a thread."""
+    stub = StubServer(mood)
     thread = threading.Thread(target=stub.server.serve_forever)
     thread.start()
     try:
