@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import signal
@@ -20,10 +19,12 @@ from docker.errors import DockerException
 
 from agentrl.envs import OpenEnv
 from agentrl.envs.openenv import Container
-from agentrl.errors import ConfigurationError, EnvironmentFailure
+from agentrl.errors import ConfigurationError
 from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.threads import Threads
-from tests.envs.playing import WELL, Model, engine, step, task
+from agentrl.types import Outcome
+from tests.envs.failures import Row, assert_came_true, write
+from tests.envs.playing import HIT, WELL, Model, engine, step, task
 
 SERVER = Path(__file__).parent / "servers" / "stdlib_openenv.py"
 IMAGE, BASE = "agentrl-test-openenv:1", "agentrl-base:1"
@@ -79,29 +80,33 @@ def test_an_image_is_started_for_the_run_and_gone_after_it(client: Any) -> None:
     assert containers(client) == []
 
 
-@pytest.mark.parametrize(
-    ("what", "cause"),
-    [
-        ("exit", r"ended with exit code 3; its last words:\s+the end is near"),
-        ("eat", r"exit code 137, out of memory \(memory=64m\)"),
-    ],
-)
-def test_the_cause_of_its_death_is_told_and_the_next_episode_has_another_one(
-    client: Any, what: str, cause: str
-) -> None:
-    async def main() -> None:
-        factory = OpenEnv(image=container())
-        dying, after = factory(), factory()
-        await dying.reset(seed=1)
-        with pytest.raises(EnvironmentFailure, match=f"(?s)is gone.*{cause}"):
-            await dying.call_tool("step", {"what": what})
-        await dying.close()
-        await after.reset(seed=1)
-        assert await after.get_reward() == 0.0
-        await after.close()
+PAGE, NAME = "openenv.md", "openenv-container"
+ROWS = [
+    Row("the server ends in a step", Outcome.ENV_FAILURE, "ended with exit code 3; its last words", "exit"),
+    Row("the server needs too much memory", Outcome.ENV_FAILURE, "code 137, out of memory (memory=64m)", "eat"),
+    Row("the container is killed between two steps", Outcome.ENV_FAILURE, "ended with exit code 137", "look"),
+]
 
-    asyncio.run(main())
-    assert containers(client) == []
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_what_comes_of_a_failure(row: Row, client: Any) -> None:
+    """The next episode has another container."""
+
+    async def kill() -> None:
+        if row.how == "look":
+            containers(client)[0].kill()
+
+    look = step(what="look")
+    model = Model({HIT: (step(what=row.how), look), WELL: (look, look)}, {(HIT, 1): kill})
+    playing = engine(model, OpenEnv(image=container()))
+    try:
+        first = playing.run([task(HIT)])
+        playing.release(first)
+        later = playing.run([task(WELL, group="later", member=member) for member in range(2)])
+        playing.release(later)
+    finally:
+        playing.close()
+    assert_came_true(row, first[0], later, 2.0, len(containers(client)))
 
 
 def test_a_server_that_does_not_start_is_an_error_before_the_run(client: Any) -> None:
@@ -111,7 +116,7 @@ def test_a_server_that_does_not_start_is_an_error_before_the_run(client: Any) ->
     missing = Container(IMAGE, command=["no-such-program", "{port}"], memory="64m")
     with pytest.raises(ConfigurationError, match="exec no-such-program failed"):
         EnvironmentPool(OpenEnv(image=missing), Threads())
-    silent = Container(IMAGE, command=["sleep", "60", "#{port}"], memory="64m", start_timeout=0.5)
+    silent = Container(IMAGE, command=["sh", "-c", "sleep 60 # {port}"], memory="64m", start_timeout=0.5)
     with pytest.raises(ConfigurationError, match=r"did not answer at .*/health within 0.5 s \(start_timeout\)"):
         EnvironmentPool(OpenEnv(image=silent), Threads())
     assert containers(client) == []
@@ -144,3 +149,7 @@ def test_without_an_engine_the_error_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     with pytest.raises(ConfigurationError, match=r"no Docker engine.*DOCKER_HOST"):
         EnvironmentPool(OpenEnv(image=IMAGE), Threads())
+
+
+if __name__ == "__main__":
+    write(PAGE, NAME, ROWS)

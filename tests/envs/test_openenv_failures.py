@@ -14,6 +14,7 @@ from agentrl.errors import RolloutError
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.types import Outcome
+from tests.envs import test_openenv_container
 from tests.envs.failures import Row, assert_came_true, assert_documented, write
 from tests.envs.playing import HIT, WELL, Model, engine, eventually, get, step, task
 from tests.envs.servers import ServerProcess
@@ -100,6 +101,11 @@ ROWS = [
         GOES_ON,
         calls=(step(what="add", amount=-1),),
     ),
+    real(
+        "a validator of the action raises, which openenv 0.10 cannot write down",
+        "SESSION_ERROR",
+        calls=(step(what="add", amount=13),),
+    ),
     lie("the server answers `VALIDATION_ERROR`", "bad arguments", "amount: Input should be a number", GOES_ON),
     real("the environment raises in `reset`", "could not reset its environment", trouble="raise"),
     lie("the server answers `SESSION_ERROR`", "goodbye", "SESSION_ERROR"),
@@ -181,6 +187,7 @@ def test_what_comes_of_a_failure(row: Row, stub: Any, start_openenv: Callable[..
 
 def test_the_documentation_has_this_table() -> None:
     assert_documented(PAGE, NAME, ROWS)
+    assert_documented(PAGE, test_openenv_container.NAME, test_openenv_container.ROWS)
 
 
 def test_every_lie_of_the_stub_is_in_the_table() -> None:
