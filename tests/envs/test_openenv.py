@@ -18,9 +18,11 @@ from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.threads import Threads
 from agentrl.types import Outcome
 from tests.envs.playing import WELL, Model, engine, eventually, get, step, task
-from tests.envs.servers import ServerProcess
+from tests.envs.servers import OPENENV, ServerProcess
 from tests.envs.stub_openenv import stub_server
 from tests.rollout.helpers import call
+
+pytestmark = OPENENV
 
 Start = Callable[..., ServerProcess]
 

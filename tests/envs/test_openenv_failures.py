@@ -17,8 +17,10 @@ from agentrl.types import Outcome
 from tests.envs import test_openenv_container
 from tests.envs.failures import Row, assert_came_true, assert_documented, write
 from tests.envs.playing import HIT, WELL, Model, engine, eventually, get, step, task
-from tests.envs.servers import ServerProcess
+from tests.envs.servers import OPENENV, ServerProcess
 from tests.envs.stub_openenv import LIES, stub_server
+
+pytestmark = OPENENV
 
 PAGE, NAME = "openenv.md", "openenv"
 GOOD = step(what="add")
