@@ -120,6 +120,13 @@ ROWS = [
     ),
     lie("an answer arrives twice", "twice", "a frame that nobody had asked for"),
     lie("a second answer comes while the model thinks", "twice but late", "a frame that nobody had asked for"),
+    lie("an answer too many comes with the next one", "one too many", "a frame that nobody had asked for"),
+    Row(
+        "an answer too many comes when the episode has ended",
+        Outcome.ENV_FAILURE,
+        "answered the call 2 with Observation",
+        Play(trouble="one too many", calls=(GOOD,)),
+    ),
     lie("the answer is `{}`", "empty", "broke the protocol"),
     lie("an observation has no data", "no data", "broke the protocol"),
     lie("the data are null", "null", "not an object"),
