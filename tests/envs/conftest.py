@@ -1,0 +1,29 @@
+"""Real OpenEnv and ORS servers; each test's servers are gone when it ends."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.envs.servers import Nursery, ServerProcess
+
+
+@pytest.fixture(scope="session")
+def openenv_nursery() -> Iterator[Nursery]:
+    nursery = Nursery("openenv_server.py")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def start_openenv(openenv_nursery: Nursery) -> Iterator[Callable[..., ServerProcess]]:
+    """Start a world of `servers/openenv_server.py`: `start_openenv("guess", sessions=2)`."""
+    started: list[ServerProcess] = []
+
+    def start(world: str, **options: Any) -> ServerProcess:
+        started.append(openenv_nursery.start(world, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
