@@ -27,3 +27,24 @@ def start_openenv(openenv_nursery: Nursery) -> Iterator[Callable[..., ServerProc
     yield start
     for server in started:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def ors_nursery() -> Iterator[Nursery]:
+    nursery = Nursery("ors_server.py")
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def start_ors(ors_nursery: Nursery) -> Iterator[Callable[..., ServerProcess]]:
+    """Start a world of `servers/ors_server.py`: `start_ors("guess")`."""
+    started: list[ServerProcess] = []
+
+    def start(world: str, **options: Any) -> ServerProcess:
+        started.append(ors_nursery.start(world, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
