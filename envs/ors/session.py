@@ -15,11 +15,14 @@ from agentrl.envs.ors.client import Client, Gone
 from agentrl.envs.ors.server import Server
 from agentrl.envs.ors.wire import Content, Output, Refusal, ToolList, read_blocks, read_result, read_tools
 from agentrl.errors import EnvironmentFailure
+from agentrl.rollout.failures import backoff
 
 logger = logging.getLogger(__name__)
 
 DELETE_SECONDS = 20.0
 """How long deleting may take before the session is left to the server's own clean-up."""
+
+DELETE_ATTEMPTS = 3
 
 
 class Session:
@@ -89,10 +92,20 @@ class Session:
         if self._sid is None:
             return
         for path in ("/delete", "/delete_session"):
+            await self._insist(path, self._sid)
+
+    async def _insist(self, path: str, sid: str) -> None:
+        """Delete, again if no answer comes: what is deleted already may be deleted once more."""
+        for attempt in range(1, DELETE_ATTEMPTS + 1):
             try:
-                await self._client.post(path, self._sid)
+                await self._client.post(path, sid)
+                return
             except Gone:
-                continue
+                return
+            except EnvironmentFailure:
+                if attempt == DELETE_ATTEMPTS:
+                    raise
+                await asyncio.sleep(backoff(attempt, 0.2))
 
     async def _keep_alive(self, sid: str) -> None:
         """Tell the server now and then that the session is in use; it drops those that are silent for long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -18,6 +18,8 @@ from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Task, Trajectory
 from tests.envs.servers import ServerProcess
 from tests.rollout.helpers import call, renderer, turn
+
+Says = str | Callable[[], str]
 
 
 def use(name: str, **arguments: Any) -> str:
@@ -35,7 +37,7 @@ class Stage:
     """
 
     def __init__(self, ors: ORS, *, retries: int = 0, **settings: Any) -> None:
-        self.says: Sequence[str] = []
+        self.says: Sequence[Says] = []
         self._spoken: defaultdict[str, int] = defaultdict(int)
         self._ors = ors
         self.engine = RolloutEngine(
@@ -49,10 +51,10 @@ class Stage:
     def _speak(self, session: str, ids: list[int], params: SamplingParams) -> list[int]:
         said = self.says[self._spoken[session]]
         self._spoken[session] += 1
-        return turn(said)
+        return turn(said() if callable(said) else said)
 
-    def play(self, *says: str, task: dict[str, Any] | None = None, count: int = 1) -> list[Trajectory]:
-        """Play rollouts in which the model says this, turn by turn."""
+    def play(self, *says: Says, task: dict[str, Any] | None = None, count: int = 1) -> list[Trajectory]:
+        """Play rollouts in which the model says this, turn by turn; a function is asked when its turn comes."""
         self.says = says
         columns = {"task": json.dumps(task or {})}
         trajectories = self.engine.run([Task("g", member, 7, None, columns) for member in range(count)])
@@ -65,7 +67,7 @@ class Stage:
         self.engine.close()
 
 
-def play(ors: ORS, *says: str, task: dict[str, Any] | None = None, **settings: Any) -> Trajectory:
+def play(ors: ORS, *says: Says, task: dict[str, Any] | None = None, **settings: Any) -> Trajectory:
     """One rollout on an engine of its own."""
     stage = Stage(ors, **settings)
     try:
