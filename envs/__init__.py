@@ -1,4 +1,4 @@
-"""Ready-made environments, importable as `agentrl.envs`; each is loaded on first use."""
+"""Ready-made environments, importable as `agentrl.envs`; each is imported on first use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 _PUBLIC = {
     "ORS": "agentrl.envs.ors",
+    "OpenEnv": "agentrl.envs.openenv",
 }
 
 __all__ = sorted(_PUBLIC)
@@ -15,7 +16,7 @@ __all__ = sorted(_PUBLIC)
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module 'agentrl.envs' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -49,9 +49,7 @@ class ServerProcess:
 
     @property
     def lives(self) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        return False
+        return psutil.pid_exists(self.pid)  # a zombie has threads that are still to die, and its sockets with them
 
     def pause(self) -> None:
         """Hang: the process does nothing any more, but its sockets stay open."""

@@ -173,7 +173,7 @@ class Trouble(Action):
     """Do something that goes wrong."""
 
     what: Literal["sleep", "raise", "exit", "big", "nan", "add"]
-    amount: float = 1.0
+    amount: float = Field(default=1.0, ge=0)
 
 
 class Report(Observation):
@@ -240,6 +240,12 @@ def world(name: str):
         @app.get("/sessions")
         def sessions_now() -> dict[str, int]:
             return {"open": server.active_sessions, "made": environment.made, "closed": environment.ended}
+
+        @app.post("/reap")
+        async def reap() -> None:
+            """End all sessions as the reaper of idle ones does, which looks for them every 5 s at most."""
+            for session in list(server._sessions):
+                await server._destroy_session(session)
 
         return app
 

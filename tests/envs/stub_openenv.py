@@ -1,0 +1,148 @@
+"""An OpenEnv server that lies when it is told to: `reset` with `trouble="..."` chooses how, in the first step after it.
+
+It has the action model of the world "trouble" of the real servers; every honest step is rewarded with 1.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from socket import SHUT_RDWR
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+ACTION = {
+    "title": "Trouble",
+    "type": "object",
+    "properties": {"what": {"type": "string"}, "amount": {"type": "number"}, "metadata": {"type": "object"}},
+    "required": ["what"],
+}
+
+
+def observation(**changes: Any) -> str:
+    """The answer to a step."""
+    return json.dumps(
+        {"type": "observation", "data": {"observation": {"text": "."}, "reward": 1.0, "done": False, **changes}}
+    )
+
+
+def error(code: str, **more: Any) -> str:
+    return json.dumps({"type": "error", "data": {"message": "so it is", "code": code, **more}})
+
+
+def _cut(socket: ServerConnection) -> None:
+    socket.socket.shutdown(SHUT_RDWR)  # without a closing frame
+
+
+def _half_a_message(socket: ServerConnection) -> None:
+    socket.socket.sendall(b"\x81\x7e\x01\x00" + b'{"type":"observation"')  # 256 bytes are announced
+    _cut(socket)
+
+
+def _twice(socket: ServerConnection) -> None:
+    socket.send(observation())
+    socket.send(observation(reward=5.0))
+
+
+def _twice_but_late(socket: ServerConnection) -> None:
+    socket.send(observation())
+    time.sleep(0.05)
+    socket.send(observation(reward=5.0))
+
+
+def _says_goodbye(socket: ServerConnection) -> None:
+    socket.send(error("SESSION_ERROR"))
+    socket.close()
+
+
+LIES: dict[str, str | bytes | Callable[[ServerConnection], None]] = {
+    "empty": "{}",
+    "no data": '{"type":"observation"}',
+    "null": '{"type":"observation","data":null}',
+    "no reward": '{"type":"observation","data":{"observation":{},"done":false}}',
+    "other type": '{"type":"state","data":{"episode_id":null,"step_count":0}}',
+    "unknown type": '{"type":"greeting","data":{}}',
+    "text reward": observation(reward="abc"),
+    "text done": observation(done="false"),
+    "number done": observation(done=0),
+    "list": observation(observation=[1, 2]),
+    "nan": observation(reward=float("nan")),
+    "infinite": observation().replace("1.0", "1e999"),
+    "huge": observation(reward=10**400),
+    "array": "[1, 2]",
+    "no json": "<html>502 Bad Gateway</html>",
+    "deep": "[" * 100_000,
+    "two rewards": observation().replace('"reward"', '"reward": 0.0, "reward"'),
+    "binary": observation().encode(),
+    "unknown error": error("OUT_OF_LUCK"),
+    "picture": observation(observation={"screen": "data:image/png;base64,AAAA"}),
+    "big": observation(observation={"text": "x" * 100_000}),
+    "bad arguments": error("VALIDATION_ERROR", errors=[{"loc": ["amount"], "msg": "Input should be a number"}]),
+    "raises": error("EXECUTION_ERROR"),
+    "goodbye": _says_goodbye,
+    "twice": _twice,
+    "twice but late": _twice_but_late,
+    "half": _half_a_message,
+    "cut": _cut,
+    "closed": lambda socket: socket.close(),
+    "hangs": lambda socket: time.sleep(1.0),
+}
+
+
+class StubServer:
+    """Holds the sessions of the stub."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self.opened = 0
+        self._lock = threading.Lock()
+        self.server: Server = serve(self._play, "127.0.0.1", 0, process_request=self._http)
+        self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
+
+    def _http(self, socket: ServerConnection, request: Request) -> Response | None:
+        if request.path == "/schema":
+            return socket.respond(200, json.dumps({"action": ACTION}))
+        return None if request.path == "/ws" else socket.respond(404, "")
+
+    def _play(self, socket: ServerConnection) -> None:
+        with self._lock:
+            self.sessions += 1
+            self.opened += 1
+        try:
+            with suppress(ConnectionClosed, OSError):
+                self._answer(socket)
+        finally:
+            with self._lock:
+                self.sessions -= 1
+
+    def _answer(self, socket: ServerConnection) -> None:
+        trouble = ""
+        for frame in socket:
+            message = json.loads(frame)
+            if message["type"] == "mcp":
+                answer = {"jsonrpc": "2.0", "id": message["data"]["id"], "error": {"code": -32601, "message": "?"}}
+                socket.send(json.dumps({"type": "mcp", "data": answer}))
+            elif message["type"] == "reset":
+                trouble = message["data"].get("trouble", "")
+                socket.send(observation(reward=None))
+            else:
+                lie, trouble = LIES.get(trouble, observation()), ""
+                lie(socket) if callable(lie) else socket.send(lie)
+
+
+@contextmanager
+def stub_server() -> Iterator[StubServer]:
+    stub = StubServer()
+    thread = threading.Thread(target=stub.server.serve_forever)
+    thread.start()
+    try:
+        yield stub
+    finally:
+        stub.server.shutdown()
+        thread.join()
