@@ -61,16 +61,21 @@ class ORSEnvironment:
             raise EpisodeDone(result.content)
         return result.content
 
-    async def get_reward(self, answer: str | None = None) -> float:
-        """Hand the final answer in where the task has a tool for that; then the reward, and the session's end."""
+    async def get_reward(self, answer: str | None = None) -> float | None:
+        """Hand the final answer in where the task has a tool for that; end the session; tell the reward.
+
+        Returns:
+            0.0 for an episode that earned nothing. None where the environment ended it and no call was rewarded: then
+            it gives no rewards, or its reward was NaN, which the server writes as if there were none.
+        """
         if answer is not None and self._terminal is not None and not self.finished:
             argument = self._terminal.argument
             # An answer that the tool does not take earns nothing; what was earned before stays.
             await self._call(self._terminal.name, {} if argument is None else {argument: answer})
         await self.close()
-        if self._how == "last":
-            return self.rewards[-1] if self.rewards else 0.0
-        return sum(self.rewards, 0.0)
+        if not self.rewards:
+            return None if self.finished else 0.0
+        return self.rewards[-1] if self._how == "last" else sum(self.rewards)
 
     async def close(self) -> None:
         """Delete the session, if one is open."""

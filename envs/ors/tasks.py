@@ -40,7 +40,7 @@ class ORS:
         split: Which tasks `tasks()` gives when it is not told.
         reward: How the rewards of an episode become one. "sum" (default): the reward of a tool's output is that of
             this step, and the return of an episode is the sum over its steps. "last": for environments that report
-            a running score. 0.0 when no call was rewarded.
+            a running score. An episode without any reward has 0.0; one that the environment ended without any has none.
         api_key: Key for the catalogue (default: the environment variable `OPENREWARD_API_KEY`), or for `url`.
         api_key_hosts: Hosts that may see `api_key`; needed with `url`. Nobody else is sent the key.
         call_timeout: Most seconds of one tool call. A call that takes longer is the environment's failure, because

@@ -72,7 +72,7 @@ class ToolList:
 
 
 def read_json(text: str | bytes, what: str) -> Any:
-    """Read JSON; NaN and infinities, which JSON has not, are refused.
+    """Read JSON; what it has not (NaN, infinities) is refused, and so is a key twice, which hides a value.
 
     Raises:
         ProtocolError: It is none.
@@ -81,8 +81,13 @@ def read_json(text: str | bytes, what: str) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(f"JSON has no {constant}")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(read := dict(pairs)) < len(pairs):
+            raise ValueError("a key is there twice")
+        return read
+
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{what} is not JSON ({error}): {reprlib.repr(text)}") from error
 

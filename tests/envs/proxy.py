@@ -57,13 +57,13 @@ class Proxy:
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
         self.requests: list[bytes] = []
-        self._faults: list[tuple[str, Fault]] = []
+        self.faults: list[tuple[str, Fault]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def spoil(self, path: str, fault: Fault, times: int = 1) -> None:
-        """Let the next requests whose path ends so meet a fault."""
-        self._faults += [(path, fault)] * times
+    def spoil(self, path: str, fault: Fault) -> None:
+        """Let the next request whose path ends so meet a fault."""
+        self.faults.append((path, fault))
 
     def paths(self) -> list[str]:
         """Paths that were asked for, in order."""
@@ -103,9 +103,9 @@ class Proxy:
 
     def _fault_of(self, request: bytes) -> Fault:
         path = request.split(b" ", 2)[1].decode()
-        for index, (end, _) in enumerate(self._faults):
+        for index, (end, _) in enumerate(self.faults):
             if path.endswith(end):
-                return self._faults.pop(index)[1]
+                return self.faults.pop(index)[1]
         return passed
 
 
@@ -128,6 +128,18 @@ def lost(before: bytes) -> Fault:
         answer = await link.ask(request)
         await link.say(answer[: answer.index(before)])
         link.reset()
+
+    return fault
+
+
+def cut(after: bytes) -> Fault:
+    """The connection ends after some bytes of the answer, while the server is still at it."""
+
+    async def fault(request: bytes, link: Link) -> None:
+        async for data in link.stream(request):
+            await link.say(data)
+            if after in data:
+                return
 
     return fault
 
@@ -157,6 +169,11 @@ def edited(old: bytes, new: bytes) -> Fault:
         await link.say(answer.replace(old, new))
 
     return fault
+
+
+async def unheard(request: bytes, link: Link) -> None:
+    """The server never hears of the request, and no answer comes."""
+    link.reset()
 
 
 async def silent(request: bytes, link: Link) -> None:

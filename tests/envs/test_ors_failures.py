@@ -1,446 +1,309 @@
-"""What can go wrong with an ORS server: what it does to the rollout, to the run, and to the server's sessions.
+"""What comes of ORS servers that die, hang and lie; run it to write the table.
 
-Each test is a row of the table in `docs/environments.md`. A real server plays, a proxy between spoils what it says.
-After each failure the same engine plays a sound rollout, and then the server holds no session.
+A real server plays, and a proxy in front of it spoils what it says: what the server did in truth can be asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from agentrl.envs import ORS
-from agentrl.types import Outcome, Trajectory
-from tests.envs.ors_play import Says, Stage, contents, state, use
-from tests.envs.proxy import Link, Proxy, edited, lost, replaced, silent
+from agentrl.errors import EnvironmentFailure
+from agentrl.types import Outcome
+from tests.envs.failures import Row, assert_came_true, assert_documented, write
+from tests.envs.ors_play import Stage, contents, state, use
+from tests.envs.proxy import Fault, Link, Proxy, cut, edited, lost, replaced, silent, unheard
 from tests.envs.servers import ServerProcess
 
+PAGE, NAME = "ors.md", "ors"
 ADD = use("do", what="add", amount=2)
+HEALTHY = 2.0
+"""The reward of a rollout to which nothing happens."""
+
+EXPIRED = replaced("404 Not Found", '{"detail": "Active environment not found"}')
+DELETE_SECONDS = 0.5
+"""Time that deleting may take in these tests: a hung server would take it all."""
 
 
-class Trial:
-    """An engine whose ORS server stands behind a proxy.
+@dataclass(frozen=True)
+class Play:
+    """How a row is played.
 
-    Args:
-        server: The real server.
-        proxy: In front of it.
-        start: Starts another one.
-        settings: For `Stage` and `ORS`.
+    Attributes:
+        faults: What the proxy spoils: ends of paths, and how.
+        calls: What the model calls in the rollout that is hit.
+        act: What is done before its last call.
+        task: Its task.
+        settings: For `ORS`.
+        ran: What ran on the server, as far as the proxy let it hear of it.
+        reward: Its reward.
+        restart: The server is gone afterwards; another one takes its place.
     """
 
-    def __init__(self, server: ServerProcess, proxy: Proxy, start: Callable[[], ServerProcess], **settings: Any) -> None:
-        self.server, self.proxy, self._start = server, proxy, start
-        self._before = len(state(server)["ran"])
-        retries = settings.pop("retries", 0)
-        self.ors = ORS(url=proxy.url, **settings)
-        self.stage = Stage(self.ors, retries=retries)
-
-    def play(self, *says: Says, task: dict[str, Any] | None = None) -> Trajectory:
-        (trajectory,) = self.stage.play(*says, task=task)
-        return trajectory
-
-    def fails(self, *says: Says, told: str, task: dict[str, Any] | None = None) -> Trajectory:
-        """Play a rollout that is lost to the environment."""
-        trajectory = self.play(*says, task=task)
-        assert trajectory.outcome is Outcome.ENV_FAILURE
-        assert trajectory.reward is None
-        assert told in trajectory.failure.error
-        return trajectory
-
-    def goes_on(self) -> None:
-        """The run goes on, and in the end no session is left."""
-        trajectory = self.play(ADD, "done")
-        assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 2.0)
-        self.stage.close()
-        assert state(self.server)["open"] == 0
-
-    @property
-    def ran(self) -> list[str]:
-        """Tools that ran since the trial began."""
-        return state(self.server)["ran"][self._before :]
-
-    def restart(self) -> None:
-        self.server.kill()
-        self.server, self._before = self._start(), 0
-        self.proxy.upstream = self.server.port
+    faults: tuple[tuple[str, Fault], ...] = ()
+    calls: tuple[str, ...] = (ADD,)
+    act: str | None = None
+    task: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ran: tuple[str, ...] | None = None
+    reward: float | None = None
+    restart: bool = False
 
 
-@pytest.fixture(scope="module")
-def shared(ors_nursery) -> Iterator[tuple[ServerProcess, Proxy]]:
-    """A server for all tests that do not end or stop it."""
-    server = ors_nursery.start("troubled", setup_wait=0.1)
-    with Proxy(server.port) as proxy:
-        yield server, proxy
-    server.kill()
+def fails(event: str, says: str, *faults: Fault, path: str = "/call", **play: Any) -> Row:
+    """A row whose rollout is lost to the environment."""
+    return Row(event, Outcome.ENV_FAILURE, says, Play(tuple((path, fault) for fault in faults), **play))
 
 
-@pytest.fixture
-def begin(shared, start_ors, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Trial]]:
-    """Begin a trial, `begin(silence=0.5)`, on a server of its own if asked; in the end the run must have gone on."""
-    monkeypatch.setattr("agentrl.envs.ors.client.ATTEMPTS", 2)
-    with ExitStack() as stack:
-
-        def begin(own: bool = False, **settings: Any) -> Trial:
-            server, proxy = shared
-            if own:
-                server = start_ors("troubled")
-                proxy = stack.enter_context(Proxy(server.port))
-            trial = Trial(server, proxy, lambda: start_ors("troubled"), **settings)
-            stack.callback(trial.stage.close)
-            trials.append(trial)
-            return trial
-
-        trials: list[Trial] = []
-        yield begin
-        for trial in trials:
-            trial.goes_on()
+def goes_on(event: str, says: str, *faults: Fault, reward: float = HEALTHY, **play: Any) -> Row:
+    """A row whose rollout goes on."""
+    faulty = tuple(("/call", fault) for fault in faults)
+    return Row(event, Outcome.FINISHED, says, Play(faulty, reward=reward, **play))
 
 
-def stream(end: str) -> Any:
+def stream(end: str) -> Fault:
     """An event stream in place of the server's."""
-    body = f"event: task_id\ndata: t\n\nevent: end\ndata: {end}\n\n"
-    return replaced("200 OK", body, kind="text/event-stream")
+    return replaced("200 OK", f"event: task_id\ndata: t\n\nevent: end\ndata: {end}\n\n", kind="text/event-stream")
 
 
-def answered(**changes: Any) -> Any:
-    """A result in place of the server's, with something wrong in it."""
+def result(**changes: Any) -> Fault:
+    """A result in place of the server's, with something wrong in it ("-": left out)."""
     output = {"blocks": [{"type": "text", "text": "ok"}], "metadata": None, "reward": 1.0, "finished": False} | changes
     return stream(json.dumps({"ok": True, "output": {key: value for key, value in output.items() if value != "-"}}))
 
 
-# --- results arrive exactly ---
+def refusal(reason: str | None) -> Fault:
+    return stream(json.dumps({"ok": False, "error": "not this one", "reason": reason}))
 
 
-@pytest.mark.parametrize(("what", "character"), [("spaces", " "), ("accents", "é")])
-def test_long_output_arrives_exactly(begin, what: str, character: str) -> None:
-    trial = begin()
-    trajectory = trial.play(use("do", what=what, amount=10_000), "done")
-    (content,) = contents(trajectory)
-    expected = "".join("x" if i % 97 == 0 and what == "spaces" else character for i in range(10_000))
-    assert content == expected
-    assert trajectory.reward == 1.0
+def status(line: str) -> Fault:
+    return replaced(line, "why", kind="text/plain")
 
 
-def test_a_reward_that_is_nan_is_no_reward(begin) -> None:
-    """The server writes null for it, which a client cannot tell from no reward."""
-    trial = begin()
-    assert trial.play(use("do", what="nan"), ADD, "done").reward == 2.0
+async def signs_of_life(request: bytes, link: Link) -> None:
+    """The result comes after a while that is longer than the silence allowed, with comments in between."""
+    answer = await link.ask(request)
+    head, _, events = answer.partition(b"\r\n\r\n")
+    await link.say(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+    for _ in range(6):
+        await link.say(b": ping\r\n\r\n")
+        await asyncio.sleep(0.25)
+    await link.say(events[events.index(b"event") : events.rindex(b"\r\n0\r\n")])
 
 
-# --- a call is never run twice ---
+MAY_HAVE_RUN = "may have run, so it is not made again"
+QUIET = {"silence": 1}
+ROWS = [
+    goes_on("the pieces of a result begin and end with spaces", "x", calls=(use("do", what="spaces", amount=9e3),), reward=1),
+    fails("the answer to a call is lost before it begins", MAY_HAVE_RUN, lost(b"HTTP/1.1"), ran=("add",)),
+    fails("the answer to a call is lost before its `task_id`", MAY_HAVE_RUN, lost(b"event: task_id"), ran=("add",)),
+    goes_on("the stream ends before `end`", "done", lost(b"event: end"), ran=("add",)),
+    goes_on(
+        "the stream ends while the tool runs",
+        "done",
+        cut(after=b"event: task_id"),
+        calls=(use("do", what="sleep", amount=0.5),),
+        ran=("sleep",),
+        reward=0.5,
+    ),
+    fails("the stream ends before `end` again and again", "the connection broke", *[lost(b"event: end")] * 4, ran=("add",)),
+    fails(
+        "the stream ends, and the server has forgotten the call",
+        "unknown task_id",
+        lost(b"event: end"),
+        replaced("200 OK", "event: error\ndata: unknown task_id\n\n", kind="text/event-stream"),
+    ),
+    fails("the stream ends, and the server runs another call", "the server runs", lost(b"event: end"), stream("{}")),
+    fails("the server process dies in a call", MAY_HAVE_RUN, calls=(use("do", what="exit"),), restart=True),
+    fails("the server is killed between two calls", "the connection broke", calls=(ADD, ADD), act="kill", restart=True),
+    fails("the server is restarted between two calls", "the session is gone", calls=(ADD, ADD), act="restart"),
+    fails("the session expired", "the session is gone", EXPIRED),
+    fails("the server hangs (SIGSTOP)", "silent for 1 s (silence)", calls=(ADD, ADD), act="pause", settings=QUIET),
+    fails("a call's stream falls silent", "silent for 1 s (silence)", silent, settings=QUIET),
+    goes_on("a slow tool, while the server gives signs of life", "done", signs_of_life, settings=QUIET),
+    fails(
+        "a call takes longer than `call_timeout`",
+        "did not end within 0.5 s (call_timeout)",
+        calls=(use("do", what="sleep", amount=2),),
+        settings={"call_timeout": 0.5},
+    ),
+    fails("the tool raises", "broke on the server: the tool", calls=(use("do", what="raise"),)),
+    fails("the tool returns nonsense", "expected ToolOutput", calls=(use("do", what="nonsense"),)),
+    goes_on("wrong arguments", "Tool input validation error", calls=(use("do", what="add", amount=1e9), ADD)),
+    goes_on("an unknown tool", "there is no tool named 'fly'", calls=(use("fly"), ADD)),
+    goes_on("the server refuses a call, and why is not said", "not this one", refusal(None), calls=(ADD, ADD)),
+    fails("the server refuses a call: `name_collision`", "(name_collision)", refusal("name_collision")),
+    fails("the server refuses a call: `episode_finished`, out of the blue", "did not run", refusal("episode_finished")),
+    fails("the server refuses a call for an unknown reason", "(quota)", refusal("quota")),
+    fails("the result is no JSON", "is not JSON", stream('{"ok": tru')),
+    fails("the result is empty", "is not JSON", stream("")),
+    fails("the result has two rewards", "a key is there twice", stream('{"ok": true, "ok": true}')),
+    fails("the answer is a web page", "text/html in place of an event stream", replaced("200 OK", "<a>", kind="text/html")),
+    fails("the answer is garbage", MAY_HAVE_RUN, replaced("200 OK", "garbage", kind="text/event-stream")),
+    fails("half a character", "is not UTF-8", edited(b"done", b"d\xc3ne")),
+    fails(
+        "the answer is longer than may be",
+        "is longer than 50000 bytes",
+        calls=(use("do", what="spaces", amount=90_000),),
+    ),
+    fails("the result has no reward", "no `reward`", result(reward="-")),
+    fails('the reward is "1"', "`reward` = '1'", result(reward="1")),
+    fails("the reward is true", "`reward` = True", result(reward=True)),
+    fails("the reward is NaN", "JSON has no NaN", result(reward=float("nan"))),
+    fails("the reward has 400 digits", "it must be a finite number", result(reward=10**400)),
+    goes_on("the reward is null (also what openreward writes for NaN)", "done", calls=(use("do", what="nan"), ADD)),
+    fails('`finished` is "no"', "`finished` = 'no'", result(finished="no")),
+    fails("a block is of an unknown type", "a block of the type 'audio'", result(blocks=[{"type": "audio"}])),
+    fails("an image is none", "an image that cannot be decoded", result(blocks=[{"type": "image", "data": "aGk="}])),
+    fails("status 500 on a call", "the server answered 500", status("500 Oops"), ran=()),
+    fails("status 410 on a call", "the session is gone", status("410 Gone"), ran=()),
+    fails("status 503 on a call", "the server answered 503", status("503 Busy"), ran=()),
+    fails("status 429 on a call", "the server answered 429", status("429 Slow"), ran=()),
+    goes_on("status 503 with `Retry-After`", "done", replaced("503 Busy", "", "Retry-After: 0"), ran=("add",)),
+    goes_on("status 429 with `Retry-After`", "done", replaced("429 Slow", "", "Retry-After: 0"), ran=("add",)),
+    fails("status 429 with `Retry-After` for ever", "429 Slow", *[replaced("429 Slow", "", "Retry-After: 0")] * 2, ran=()),
+    fails("setup raises", "setup exploded", task={"setup": "raise"}),
+    goes_on("setup takes long", "done", task={"setup": 0.4}),
+    fails(
+        "setup takes longer than `setup_timeout`", "within 0.5 s", task={"setup": 5}, settings={"setup_timeout": 0.5}
+    ),
+    fails("the answer to `/create` is lost", "the connection broke", lost(b"HTTP/1.1"), path="/create"),
+    fails("`/prompt` is nonsense", "ProtocolError", replaced("200 OK", '[{"type": "text"}]'), path="/prompt"),
+    fails("`/task_tools` is nonsense", "ProtocolError", replaced("200 OK", '{"tools": 3}'), path="/task_tools"),
+    fails("`/create_session` is nonsense", "ProtocolError", replaced("200 OK", "{}"), path="/create_session"),
+    Row("`/delete` is not heard", Outcome.FINISHED, "done", Play((("/delete", unheard),), reward=HEALTHY)),
+    Row("the answer to `/delete` is lost", Outcome.FINISHED, "done", Play((("/delete", lost(b"H")),), reward=HEALTHY)),
+]
 
 
-def test_response_lost_before_task_id(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", lost(b"event: task_id"))
-    trajectory = trial.play(ADD, "done")
-    assert trajectory.outcome is Outcome.ENV_FAILURE
-    assert "not made again" in trajectory.failure.error
-    assert trial.ran == ["add"], "the tool ran once"
+@pytest.fixture(scope="module")
+def shared(ors_nursery) -> Iterator[tuple[ServerProcess, Proxy, Stage]]:
+    """A server for all rows that do not end or stop it, and an engine for those without settings of their own."""
+    server = ors_nursery.start("troubled", setup_wait=0.1)
+    with Proxy(server.port) as proxy:
+        stage = Stage(ORS(url=proxy.url))
+        yield server, proxy, stage
+        stage.close()
+    server.kill()
 
 
-def test_response_lost_before_task_id_with_a_retry_of_the_rollout(begin) -> None:
-    trial = begin(retries=1)
-    trial.proxy.spoil("/call", lost(b"event: task_id"))
-    trajectory = trial.play(ADD, "done")
-    assert (trajectory.outcome, trajectory.retries, trajectory.reward) == (Outcome.FINISHED, 1, 2.0)
-
-
-def test_connection_cut_before_the_answer(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", lost(b"HTTP/1.1"))
-    trial.fails(ADD, "done", told="not made again")
-
-
-def test_stream_ends_before_end(begin) -> None:
-    """It is taken up again by the call's id: the tool runs once, and no piece is taken twice."""
-    trial = begin()
-    trial.proxy.spoil("/call", lost(b"event: end"))
-    trajectory = trial.play(use("do", what="spaces", amount=9_000), "done")
-    assert (trajectory.outcome, trajectory.reward, trial.ran) == (Outcome.FINISHED, 1.0, ["spaces"])
-    assert len(contents(trajectory)[0]) == 9_000
-
-
-def test_stream_ends_before_end_while_the_tool_runs(begin) -> None:
-    trial = begin()
-
-    async def cut(request: bytes, link: Link) -> None:
-        async for data in link.stream(request):
-            await link.say(data)
-            if b"event: task_id" in data:
-                return
-
-    trial.proxy.spoil("/call", cut)
-    trajectory = trial.play(use("do", what="sleep", amount=0.8), "done")
-    assert (trajectory.outcome, trajectory.reward, trial.ran) == (Outcome.FINISHED, 0.8, ["sleep"])
-
-
-def test_stream_ends_before_end_again_and_again(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", lost(b"event: end"), times=4)
-    trajectory = trial.play(ADD, "done")
-    assert trajectory.outcome is Outcome.ENV_FAILURE
-    assert trial.ran == ["add"]
-
-
-def test_stream_ends_and_the_server_has_forgotten_the_call(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", lost(b"event: end"))
-    unknown = "event: error\ndata: unknown task_id\n\n"
-    trial.proxy.spoil("/call", replaced("200 OK", unknown, kind="text/event-stream"))
-    trial.fails(ADD, "done", told="unknown task_id")
-
-
-def test_stream_ends_and_the_server_runs_another_call(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", lost(b"event: end"))
-    trial.proxy.spoil("/call", stream('{"ok": true}'))
-    trial.fails(ADD, "done", told="the server runs call 't', not")
-
-
-# --- the server is gone, deaf or slow ---
-
-
-def test_server_dies_in_call(begin) -> None:
-    trial = begin(own=True)
-    trial.fails(use("do", what="exit"), "done", told="not made again")
-    trial.restart()
-
-
-def test_server_dies_between_calls(begin) -> None:
-    trial = begin(own=True)
-
-    def dies() -> str:
-        trial.server.kill()
-        return ADD
-
-    trial.fails(dies, "done", told="the connection broke")
-    trial.restart()
-
-
-def test_server_refuses_connections(start_ors, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.envs.ors.client.ATTEMPTS", 2)
+    monkeypatch.setattr("agentrl.envs.ors.client.MAX_BYTES", 50_000)
+    monkeypatch.setattr("agentrl.envs.ors.session.DELETE_SECONDS", DELETE_SECONDS)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_what_comes_of_a_failure(row: Row, shared: Any, start_ors: Callable[..., ServerProcess]) -> None:
+    how: Play = row.how
+    server, proxy, stage = shared
+    servers = [server]
+
+    def restart() -> None:
+        servers[-1].kill()
+        servers.append(start_ors("troubled"))
+        proxy.upstream = servers[-1].port
+
+    def last_call() -> str:
+        if how.act is not None:
+            {"kill": servers[-1].kill, "pause": servers[-1].pause, "restart": restart}[how.act]()
+        return how.calls[-1]
+
+    with ExitStack() as ending:
+        if how.act or how.restart:
+            servers = [start_ors("troubled")]
+            proxy = ending.enter_context(Proxy(servers[0].port))
+        before = len(state(servers[0])["ran"])
+        if how.settings or how.act or how.restart:
+            stage = Stage(ORS(url=proxy.url, **how.settings))
+            ending.callback(stage.close)
+        for path, fault in how.faults:
+            proxy.spoil(path, fault)
+        [hit] = stage.play(*how.calls[:-1], last_call, "done", task=dict(how.task))
+        if how.ran is not None:
+            assert tuple(state(servers[0])["ran"][before:]) == how.ran
+        if how.restart:
+            restart()
+        if how.act == "pause":
+            servers[0].resume()
+        others = stage.play(ADD, "done", count=2)
+    assert hit.reward == how.reward
+    assert not proxy.faults, "every fault was met"
+    assert_came_true(row, hit, others, HEALTHY, state(servers[-1])["open"])
+
+
+def test_the_documentation_has_this_table() -> None:
+    assert_documented(PAGE, NAME, ROWS)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("what", "filling"), [("spaces", " "), ("accents", "é")])
+def test_long_results_arrive_exactly(shared: Any, what: str, filling: str) -> None:
+    """Also when the stream breaks in the midst of them: no piece is taken twice."""
+    server, proxy, stage = shared
+    proxy.spoil("/call", lost(b"event: end"))
+    [trajectory] = stage.play(use("do", what=what, amount=10_000), "done")
+    expected = "".join("x" if what == "spaces" and i % 97 == 0 else filling for i in range(10_000))
+    assert (contents(trajectory), trajectory.reward) == ([expected], 1.0)
+    assert state(server)["open"] == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_rollout_that_was_lost_is_played_again_on_a_session_of_its_own(shared: Any) -> None:
+    server, proxy, _ = shared
+    stage = Stage(ORS(url=proxy.url), retries=1)
+    proxy.spoil("/call", lost(b"event: task_id"))
+    try:
+        [trajectory] = stage.play(ADD, "done")
+    finally:
+        stage.close()
+    assert (trajectory.outcome, trajectory.reward, trajectory.retries) == (Outcome.FINISHED, HEALTHY, 1)
+    assert state(server)["open"] == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_server_that_takes_no_connections_costs_attempts(start_ors: Callable[..., ServerProcess]) -> None:
     server = start_ors("troubled")
     stage = Stage(ORS(url=server.url))
     try:
         server.kill()
-        for _ in range(2):
-            (trajectory,) = stage.play(ADD, "done")
-            assert trajectory.outcome is Outcome.ENV_FAILURE
-            assert "cannot be reached" in trajectory.failure.error
+        [trajectory] = stage.play(ADD, "done")
     finally:
         stage.close()
+    assert trajectory.outcome is Outcome.ENV_FAILURE
+    assert "cannot be reached" in trajectory.failure.error
 
 
-def test_server_restarted(begin) -> None:
-    trial = begin(own=True, retries=1)
-    restarts = iter([True])
-
-    def restarted() -> str:
-        if next(restarts, False):
-            trial.restart()
-        return ADD
-
-    trajectory = trial.play(ADD, restarted, "done")
-    assert (trajectory.outcome, trajectory.retries, trajectory.reward) == (Outcome.FINISHED, 1, 4.0)
-
-
-def test_session_expired(begin) -> None:
-    """The server drops a session that it has not heard of for 900 seconds."""
-    trial = begin()
-    trial.proxy.spoil("/call", replaced("404 Not Found", '{"detail": "Active environment not found"}'))
-    trial.fails(ADD, "done", told="the session is gone")
-
-
-def test_session_expired_is_learnt_from_a_ping(begin) -> None:
-    trial = begin(ping_interval=0.1)
-    trial.proxy.spoil("/ping", replaced("404 Not Found", '{"detail": "Active environment not found"}'))
+@pytest.mark.usefixtures("quick")
+def test_a_ping_learns_that_the_session_expired(shared: Any) -> None:
+    server, proxy, _ = shared
+    environment = ORS(url=proxy.url, ping_interval=0.1)()
+    before = len(state(server)["ran"])
+    proxy.spoil("/ping", EXPIRED)
 
     async def think() -> None:
-        environment = trial.ors()
         await environment.reset("{}")
-        await asyncio.sleep(0.4)
-        with pytest.raises(Exception, match="the session is gone"):
+        async with asyncio.timeout(10):
+            while proxy.faults:  # noqa: ASYNC110 (the proxy sets no event)
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
+        with pytest.raises(EnvironmentFailure, match="the session is gone"):
             await environment.call_tool("do", {"what": "add"})
         await environment.close()
 
     asyncio.run(think())
-    assert trial.ran == []
+    assert len(state(server)["ran"]) == before
+    assert state(server)["open"] == 0
 
 
-def test_hung_server(begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGSTOP: sockets stay open, nothing comes."""
-    monkeypatch.setattr("agentrl.envs.ors.session.DELETE_SECONDS", 0.3)
-    trial = begin(own=True, silence=1)
-
-    def hangs() -> str:
-        trial.server.pause()
-        return ADD
-
-    trajectory = trial.play(ADD, hangs, "done")
-    assert trajectory.outcome is Outcome.ENV_FAILURE
-    assert "silent for 1 s" in trajectory.failure.error
-    trial.server.resume()
-
-
-def test_silent_stream(begin) -> None:
-    trial = begin(silence=1)
-
-    async def nothing_more(request: bytes, link: Link) -> None:
-        async for data in link.stream(request):
-            await link.say(data)
-            if b"event: task_id" in data:
-                await asyncio.sleep(3600)
-
-    trial.proxy.spoil("/call", nothing_more)
-    trial.fails(use("do", what="sleep", amount=0.2), "done", told="silent for 1 s")
-
-
-def test_slow_tool_whose_server_gives_signs_of_life(begin) -> None:
-    trial = begin(silence=1)
-
-    async def pinging(request: bytes, link: Link) -> None:
-        await link.say(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
-        for _ in range(6):
-            await link.say(b": ping\r\n\r\n")
-            await asyncio.sleep(0.25)
-        answer = await link.ask(request)
-        await link.say(b"event" + answer.split(b"event", 1)[1].split(b"\r\n0\r\n")[0])
-
-    trial.proxy.spoil("/call", pinging)
-    trajectory = trial.play(ADD, "done")
-    assert trajectory.outcome is Outcome.FINISHED
-
-
-def test_slow_tool_beyond_the_deadline(begin) -> None:
-    trial = begin(call_timeout=0.5)
-    trial.fails(use("do", what="sleep", amount=3), "done", told="did not end within 0.5 s (call_timeout)")
-
-
-def test_silent_from_the_start(begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = begin(silence=1)
-    trial.proxy.spoil("/create_session", silent)
-    trial.fails(ADD, "done", told="silent")
-
-
-# --- tools and tasks that break ---
-
-
-def test_tool_raises(begin) -> None:
-    begin().fails(use("do", what="raise"), "done", told="broke on the server: the tool\nexploded")
-
-
-def test_tool_returns_nonsense(begin) -> None:
-    begin().fails(use("do", what="nonsense"), "done", told="expected ToolOutput")
-
-
-def test_setup_raises(begin) -> None:
-    trial = begin()
-    trajectory = trial.fails(ADD, "done", task={"setup": "raise"}, told="setup exploded")
-    assert trajectory.failure.where == "ORSEnvironment.reset"
-
-
-def test_setup_takes_too_long(begin) -> None:
-    trial = begin(setup_timeout=0.5)
-    trial.fails(ADD, "done", task={"setup": 5}, told="did not end within 0.5 s")
-
-
-def test_answer_to_create_lost(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/create", lost(b"HTTP/1.1"))
-    trial.fails(ADD, "done", told="the connection broke")
-
-
-def test_deletion_lost(begin) -> None:
-    """It is asked for again: what is deleted may be deleted once more."""
-    trial = begin()
-
-    async def unheard(request: bytes, link: Link) -> None:
-        link.reset()
-
-    trial.proxy.spoil("/delete", unheard)
-    assert trial.play(ADD, "done").reward == 2.0
-
-
-def test_refusals_that_are_not_the_models(begin) -> None:
-    trial = begin()
-    for reason in ("name_collision", "episode_finished", "quota"):
-        trial.proxy.spoil("/call", stream(json.dumps({"ok": False, "error": "no", "reason": reason})))
-        trial.fails(ADD, "done", told=reason)
-
-
-# --- nonsense ---
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        (stream('{"ok": tru'), "is not JSON"),
-        (stream(""), "is not JSON"),
-        (replaced("200 OK", "<html>sign in</html>", kind="text/html"), "text/html in place of an event stream"),
-        (replaced("200 OK", "event: end\ndata: {}\n\n", kind="text/event-stream"), "has `ok` = None"),
-        (replaced("200 OK", "garbage", kind="text/event-stream"), "not made again"),
-        (answered(reward="-"), "no `reward`"),
-        (answered(reward="1"), "`reward` = '1'"),
-        (answered(finished="no"), "`finished` = 'no'"),
-        (answered(blocks=[{"type": "audio", "data": ""}]), "type 'audio'"),
-        (answered(blocks={}), "`blocks` = {}"),
-        (replaced("200 OK", "", "Content-Encoding: gzip", kind="text/event-stream"), "not made again"),
-    ],
-)
-def test_nonsense_from_the_server(begin, fault: Any, told: str) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", fault)
-    trial.fails(ADD, "done", told=told)
-
-
-def test_half_a_character(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", edited("é".encode(), b"\xc3x"))
-    trial.fails(use("do", what="accents", amount=3), "done", told="not UTF-8")
-
-
-def test_endless_answer(begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.envs.ors.client.MAX_BYTES", 50_000)
-    begin().fails(use("do", what="spaces", amount=90_000), "done", told="longer than 50000 bytes")
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [("/prompt", '[{"type": "text"}]'), ("/prompt", "{}"), ("/task_tools", '{"tools": 3}'), ("/create_session", "{}")],
-)
-def test_nonsense_while_a_session_opens(begin, path: str, body: str) -> None:
-    trial = begin()
-    trial.proxy.spoil(path, replaced("200 OK", body))
-    trial.fails(ADD, "done", told="ProtocolError")
-
-
-# --- statuses ---
-
-
-@pytest.mark.parametrize("status", ["500 Internal Server Error", "410 Gone", "503 Busy", "429 Slow", "422 No", "302 Go"])
-def test_status_on_a_call(begin, status: str) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", replaced(status, '{"detail": "why"}'))
-    trial.fails(ADD, "done", told=f"the server answered {status}: " + '{"detail": "why"}')
-    assert trial.ran == [], "the call was not made again"
-
-
-@pytest.mark.parametrize("status", ["503 Busy", "429 Slow"])
-def test_status_with_retry_after(begin, status: str) -> None:
-    """By convention the server has not acted on the request."""
-    trial = begin()
-    trial.proxy.spoil("/call", replaced(status, "", "Retry-After: 0"))
-    trajectory = trial.play(ADD, "done")
-    assert (trajectory.outcome, trajectory.reward, trial.ran) == (Outcome.FINISHED, 2.0, ["add"])
-
-
-def test_status_with_retry_after_for_ever(begin) -> None:
-    trial = begin()
-    trial.proxy.spoil("/call", replaced("429 Slow", "", "Retry-After: 0"), times=2)
-    trial.fails(ADD, "done", told="429 Slow")
+if __name__ == "__main__":
+    write(PAGE, NAME, ROWS)

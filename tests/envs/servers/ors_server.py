@@ -156,7 +156,7 @@ class Gallery(Environment):
 
 class Trouble(BaseModel):
     what: str
-    amount: float = 1.0
+    amount: float = Field(1.0, le=1e6)
 
 
 class Troubled(Environment):
