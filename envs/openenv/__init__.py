@@ -111,7 +111,7 @@ class OpenEnv:
             endpoint,
             Container(image) if isinstance(image, str) else image,
             style=None if style == "auto" else _choice(Style, "style", style),
-            reward=_choice(Reward, "reward", reward),
+            reward=None if reward is None else _choice(Reward, "reward", reward),
             columns=columns,
             render=render,
             max_sessions=max_sessions,

@@ -119,10 +119,11 @@ class Connection:
         )
         self._one_at_a_time = asyncio.Lock()
         self._numbers = itertools.count(1)
-        self._awaited: asyncio.Future[str | bytes] | None = None
         self._session_id: str | None = None
         self._after: list[Callable[[], None]] = []
         self.loop = asyncio.get_running_loop()
+        # A server without a free session says so before it is asked anything.
+        self._awaited: asyncio.Future[str | bytes] | None = self.loop.create_future()
         self.lost: str | None = None
         self.visible = self.elsewhere = False
         self._reader = self.loop.create_task(self._read())
@@ -155,7 +156,7 @@ class Connection:
         except (OSError, WebSocketException) as error:
             raise EnvironmentFailure(
                 f"the OpenEnv server at {endpoint.url} cannot be connected to within "
-                f"{endpoint.connect_timeout:g} s (connect_timeout): {error!r}"
+                f"{endpoint.connect_timeout:g} s (connect_timeout): {type(error).__name__}: {error}"
             ) from error
         connection = cls(socket, endpoint)
         try:
@@ -214,9 +215,10 @@ class Connection:
         await self._http.aclose()
 
     def lose(self, cause: str) -> EnvironmentFailure:
-        """Give the connection up, and give back the failure to raise; the first cause is the one that counts."""
+        """Give the connection up, if that is not done yet, and give back a failure to raise."""
+        failure = EnvironmentFailure(f"the OpenEnv server at {self._endpoint.url} {cause}")
         if self.lost is None:
-            self.lost = f"the OpenEnv server at {self._endpoint.url} {cause}"
+            self.lost = str(failure)
             self._socket.transport.abort()
             for task in (self._reader, self._watch):
                 if task is not None and task is not asyncio.current_task():
@@ -225,7 +227,7 @@ class Connection:
                 self._awaited.set_exception(EnvironmentFailure(self.lost))
             for call in self._after:
                 call()
-        return EnvironmentFailure(self.lost)
+        return failure
 
     def when_lost(self, call: Callable[[], None]) -> None:
         """Have something called once, when the connection is lost or closed."""
@@ -264,21 +266,21 @@ class Connection:
         text = request(kind, data)
         seconds: float = getattr(self._endpoint, setting)
         async with self._one_at_a_time:
-            if self.lost is not None:
-                raise EnvironmentFailure(f"{self.lost} (noticed {what})")
-            self._awaited = self.loop.create_future()
+            if self._awaited is None:
+                if self.lost is not None:
+                    raise EnvironmentFailure(f"{self.lost} (noticed {what})")
+                self._awaited = self.loop.create_future()
             try:
                 async with asyncio.timeout(seconds):
-                    await self._socket.send(text)
+                    with suppress(ConnectionClosed):  # the reader knows better what happened
+                        await self._socket.send(text)
                     answer = parse(await self._awaited)
             except TimeoutError:
                 raise self.lose(f"did not answer within {seconds:g} s ({setting}) {what}") from None
             except ProtocolError as error:
                 raise self.lose(f"broke the protocol {what}: {error}") from error
-            except (ConnectionClosed, EnvironmentFailure) as error:
-                await asyncio.wait([self._reader])  # the reader knows the cause
-                self.lose("closed the connection")
-                raise EnvironmentFailure(f"{self.lost} {what}") from error
+            except EnvironmentFailure as error:
+                raise EnvironmentFailure(f"{error} {what}") from None
             except BaseException:
                 self.lose(f"was not waited for any more {what}")
                 raise
@@ -325,7 +327,8 @@ class Connection:
             answer = parse_rpc((await self._http.post(f"{self._endpoint.url}/mcp", json=body)).json())
         except (httpx.HTTPError, ValueError):
             return _Session.UNKNOWN
-        return {_METHOD_NOT_FOUND: _Session.LIVES, _INVALID_PARAMS: _Session.GONE}.get(answer.code, _Session.UNKNOWN)
+        known = {_METHOD_NOT_FOUND: _Session.LIVES, _INVALID_PARAMS: _Session.GONE}
+        return _Session.UNKNOWN if answer.code is None else known.get(answer.code, _Session.UNKNOWN)
 
 
 def _told(answer: Answer) -> str:

@@ -115,7 +115,7 @@ class Container:
 
     def _run(self) -> None:
         import docker
-        from docker.errors import APIError, DockerException, ImageNotFound
+        from docker.errors import DockerException, ImageNotFound
 
         try:
             client = docker.from_env()
@@ -146,10 +146,7 @@ class Container:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            self._container.start()
-        except APIError as error:
-            raise ConfigurationError(f"the container of {self.image} cannot run {self._command}: {error}") from error
+        self._container.start()
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + self._start_timeout

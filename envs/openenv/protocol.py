@@ -80,7 +80,7 @@ class RpcAnswer:
 
     id: Any
     result: Any
-    code: Any
+    code: int | None
 
 
 Answer = Observation | ServerError | RpcAnswer
@@ -126,8 +126,12 @@ def parse_rpc(data: Any) -> RpcAnswer:
     answer = _object(data, "a JSON-RPC answer")
     if answer.get("jsonrpc") != "2.0" or ("result" in answer) == ("error" in answer):
         raise ProtocolError(f"a JSON-RPC answer reads {reprlib.repr(answer)}")
-    error = None if "result" in answer else _object(answer["error"], "a JSON-RPC error")
-    return RpcAnswer(answer.get("id"), answer.get("result"), None if error is None else error.get("code"))
+    if "result" in answer:
+        return RpcAnswer(answer.get("id"), answer["result"], None)
+    code = _object(answer["error"], "a JSON-RPC error").get("code")
+    if not isinstance(code, int):
+        raise ProtocolError(f"the code of a JSON-RPC error is {reprlib.repr(code)}, not a number")
+    return RpcAnswer(answer.get("id"), None, code)
 
 
 def _observation(data: dict[str, Any]) -> Observation:
@@ -154,11 +158,8 @@ def _reward(value: Any) -> float | None:
 
 def _error(data: dict[str, Any]) -> ServerError:
     code, message, mistakes = data.get("code"), data.get("message"), data.get("errors", [])
-    if (
-        code not in {known.value for known in ErrorCode}
-        or not isinstance(message, str)
-        or not isinstance(mistakes, list)
-    ):
+    known = [one.value for one in ErrorCode]
+    if code not in known or not isinstance(message, str) or not isinstance(mistakes, list):
         raise ProtocolError(f"an error reads {reprlib.repr(data)}")
     return ServerError(ErrorCode(code), message, mistakes)
 

@@ -2,13 +2,13 @@
 
 The blocks of one file share a namespace, in order. What a reader would run with a pretrained model for a long time
 runs here with a tiny random one for a step: the model's name becomes a folder, and the two configuration classes
-cap the number of steps and of tokens. Nothing else is changed.
+cap the number of steps and of tokens. A server's address becomes that of one started here. Nothing else is changed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,12 @@ import pytest
 import agentrl
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import qwen_like_tokenizer
+from tests.envs.stub_openenv import stub_server
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODEL = "Qwen/Qwen3-0.6B"
+OPENENV = "http://127.0.0.1:8000"
 MOST_UNRUN = 3
 
 _BLOCK = re.compile(r"(?:<!--\s*not run:(?P<reason>[^>]*)-->\s*\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
@@ -73,14 +75,20 @@ def _shortened(init: Callable[..., None]) -> Callable[..., None]:
     return short_init
 
 
+@pytest.fixture(scope="module")
+def openenv_url() -> Iterator[str]:
+    with stub_server() as stub:
+        yield stub.url
+
+
 @pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize("path", with_blocks(), ids=lambda path: path.name)
-def test_the_blocks_of_a_file_run(path: Path, model_folder: str) -> None:
+def test_the_blocks_of_a_file_run(path: Path, model_folder: str, openenv_url: str) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
             # Empty lines in front make the line numbers of errors those of the file.
-            source = "\n" * (block.line - 1) + block.code.replace(MODEL, model_folder)
+            source = "\n" * (block.line - 1) + block.code.replace(MODEL, model_folder).replace(OPENENV, openenv_url)
             exec(compile(source, str(path), "exec"), namespace)
 
 

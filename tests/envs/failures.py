@@ -29,7 +29,7 @@ class Row:
     Attributes:
         event: What happens to one of several rollouts.
         outcome: How that one ends.
-        says: Words of its failure, or of what the model is told if it goes on.
+        says: Words of its failure, or of what the model is told if it goes on; empty if nobody is told anything.
         how: For the test that plays it.
     """
 
@@ -71,8 +71,8 @@ def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown."""
     lines = ["| what happens | the rollout | it is told | the run | sessions left |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
-        rollout = _ROLLOUT.get(row.outcome, "goes on, the model reads")
-        lines.append(f"| {row.event} | {rollout} | … {row.says} … | goes on | 0 |")
+        says = f"… {row.says} …" if row.says else ""
+        lines.append(f"| {row.event} | {_ROLLOUT.get(row.outcome, 'goes on')} | {says} | goes on | 0 |")
     return "\n".join(lines)
 
 

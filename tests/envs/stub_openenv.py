@@ -82,9 +82,7 @@ LIES: dict[str, str | bytes | Callable[[ServerConnection], None]] = {
     "binary": observation().encode(),
     "unknown error": error("OUT_OF_LUCK"),
     "picture": observation(observation={"screen": "data:image/png;base64,AAAA"}),
-    "big": observation(observation={"text": "x" * 100_000}),
     "bad arguments": error("VALIDATION_ERROR", errors=[{"loc": ["amount"], "msg": "Input should be a number"}]),
-    "raises": error("EXECUTION_ERROR"),
     "goodbye": _says_goodbye,
     "twice": _twice,
     "twice but late": _twice_but_late,
@@ -96,16 +94,36 @@ LIES: dict[str, str | bytes | Callable[[ServerConnection], None]] = {
 
 
 class StubServer:
-    """Holds the sessions of the stub."""
+    """Holds the sessions of the stub.
 
-    def __init__(self) -> None:
+    Attributes:
+        sessions: How many are open.
+        opened: How many there were.
+        calls: How many JSON-RPC calls there were.
+        headers: What `Authorization` each path was asked with last.
+        redirect: Where it sends whoever wants a session.
+
+    Args:
+        mood: Chooses how an episode goes wrong, whatever `reset` asks for; "" for not at all.
+    """
+
+    def __init__(self, mood: Callable[[], str] | None = None) -> None:
+        self._mood = mood
         self.sessions = 0
         self.opened = 0
+        self.calls = 0
+        self.headers: dict[str, str] = {}
+        self.redirect: str | None = None
         self._lock = threading.Lock()
         self.server: Server = serve(self._play, "127.0.0.1", 0, process_request=self._http)
         self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
 
     def _http(self, socket: ServerConnection, request: Request) -> Response | None:
+        self.headers[request.path] = request.headers.get("Authorization", "")
+        if self.redirect is not None:
+            response = socket.respond(302, "")
+            response.headers["Location"] = self.redirect
+            return response
         if request.path == "/schema":
             return socket.respond(200, json.dumps({"action": ACTION}))
         return None if request.path == "/ws" else socket.respond(404, "")
@@ -126,10 +144,11 @@ class StubServer:
         for frame in socket:
             message = json.loads(frame)
             if message["type"] == "mcp":
+                self.calls += 1
                 answer = {"jsonrpc": "2.0", "id": message["data"]["id"], "error": {"code": -32601, "message": "?"}}
                 socket.send(json.dumps({"type": "mcp", "data": answer}))
             elif message["type"] == "reset":
-                trouble = message["data"].get("trouble", "")
+                trouble = message["data"].get("trouble", "") if self._mood is None else self._mood()
                 socket.send(observation(reward=None))
             else:
                 lie, trouble = LIES.get(trouble, observation()), ""
@@ -137,8 +156,9 @@ class StubServer:
 
 
 @contextmanager
-def stub_server() -> Iterator[StubServer]:
-    stub = StubServer()
+def stub_server(mood: Callable[[], str] | None = None) -> Iterator[StubServer]:
+    """Serve, in a thread."""
+    stub = StubServer(mood)
     thread = threading.Thread(target=stub.server.serve_forever)
     thread.start()
     try:

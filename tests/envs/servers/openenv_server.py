@@ -15,7 +15,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, ConcurrencyConfig, Observation, State
-from pydantic import Field, RootModel
+from pydantic import Field, RootModel, field_validator
 from serving import nursery
 
 
@@ -174,6 +174,13 @@ class Trouble(Action):
 
     what: Literal["sleep", "raise", "exit", "big", "nan", "add"]
     amount: float = Field(default=1.0, ge=0)
+
+    @field_validator("amount")
+    @classmethod
+    def not_unlucky(cls, amount: float) -> float:
+        if amount == 13:
+            raise ValueError("unlucky")
+        return amount
 
 
 class Report(Observation):
