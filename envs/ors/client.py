@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -34,6 +34,9 @@ ATTEMPTS = 5
 
 RESUMES = 3
 """How often a broken stream is taken up again."""
+
+CONNECT_SECONDS = 10.0
+"""How long a connection may take to come about."""
 
 LONGEST_WAIT = 30.0
 """Most seconds of a `Retry-After` that are waited."""
@@ -56,6 +59,20 @@ class Gone(EnvironmentFailure):
     """The server does not know the session any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What to ask, in which session if in one, and for how long the server may be silent meanwhile."""
+
+    method: str
+    path: str
+    sid: str | None
+    body: Any
+    silence: float
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
 class Client:
     """One client, used on one event loop.
 
@@ -67,11 +84,7 @@ class Client:
         self.server = server
         self._base = server.url.copy_with(path=server.url.path.rstrip("/") + "/")
         self._http = httpx.AsyncClient(
-            headers=server.headers,
-            timeout=httpx.Timeout(server.silence, connect=min(server.silence, 10.0), pool=None),
-            limits=_LIMITS,
-            trust_env=not server.loopback,
-            verify=ssl_context(),
+            headers=server.headers, limits=_LIMITS, trust_env=not server.loopback, verify=ssl_context()
         )
 
     async def aclose(self) -> None:
@@ -80,22 +93,28 @@ class Client:
 
     async def get(self, path: str, sid: str, *, seconds: float = REQUEST_SECONDS) -> Any:
         """What the server answers, as JSON."""
-        return await self._json("GET", path, sid, None, seconds)
+        return await self._json(_Request("GET", path, sid, None, self.server.silence), seconds)
 
-    async def post(self, path: str, sid: str, body: Any = None, *, seconds: float = REQUEST_SECONDS) -> Any:
+    async def post(self, path: str, sid: str, body: Any = None) -> Any:
         """The same for a POST."""
-        return await self._json("POST", path, sid, {} if body is None else body, seconds)
+        return await self._json(_Request("POST", path, sid, body or {}, self.server.silence), REQUEST_SECONDS)
 
     async def create_session(self) -> str:
         """Ask for a session; gives its id."""
-        stream = aclosing(self._events("/create_session", None, {}))
-        async with _within(REQUEST_SECONDS, "POST /create_session"), stream as events:
+        request = _Request("POST", "/create_session", None, {}, self.server.silence)
+        async with _within(REQUEST_SECONDS, str(request)), aclosing(self._events(request)) as events:
             async for event in events:
                 if event.name == "task_id" and event.data:
                     return event.data
                 if event.name == "error":
                     raise EnvironmentFailure(f"the server made no session: {event.data}")
         raise ProtocolError("the answer to /create_session names no session")
+
+    async def create(self, sid: str, task: Any, env: str | None) -> None:
+        """Make the environment of a session; the server constructs it before it answers, without a sign of life."""
+        body = {"task_spec": task} | ({"env_name": env} if env is not None else {})
+        seconds = self.server.setup_timeout
+        await self._json(_Request("POST", "/create", sid, body, seconds), seconds)
 
     async def call(self, path: str, sid: str, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a tool; gives the text of its result.
@@ -104,12 +123,12 @@ class Client:
             Gone: The session is unknown.
             EnvironmentFailure: The tool raised, or the result did not arrive.
         """
-        seconds = self.server.call_timeout
-        async with _within(seconds, f"the call of {name!r}", "call_timeout"):
-            body: dict[str, Any] = {"name": name, "input": dict(arguments)}
-            for attempt in range(1, RESUMES + 2):
+        body: dict[str, Any] = {"name": name, "input": dict(arguments)}
+        request = _Request("POST", path, sid, body, self.server.silence)
+        async with _within(self.server.call_timeout, f"the call of {name!r}", "call_timeout"):
+            for attempt in itertools.count(1):
                 try:
-                    return await self._result(path, sid, body)
+                    return await self._result(request, body)
                 except Unanswered as error:
                     if "task_id" not in body:
                         raise EnvironmentFailure(
@@ -119,12 +138,12 @@ class Client:
                     if attempt > RESUMES:
                         raise
                     await asyncio.sleep(backoff(attempt, 0.5))
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("itertools.count ends")
 
-    async def _result(self, path: str, sid: str, body: dict[str, Any]) -> str:
-        """Read one stream to its end. `body` gains the call's id as soon as it is known."""
+    async def _result(self, request: _Request, body: dict[str, Any]) -> str:
+        """Read one stream to its end. The request's body gains the call's id as soon as it is known."""
         pieces: list[str] = []
-        async with aclosing(self._events(path, sid, body)) as events:
+        async with aclosing(self._events(request)) as events:
             async for event in events:
                 if event.name == "task_id":
                     if not event.data or body.setdefault("task_id", event.data) != event.data:
@@ -137,96 +156,96 @@ class Client:
                     raise EnvironmentFailure(f"the tool {body['name']!r} broke on the server: {event.data}")
         raise Unanswered("the stream ended before the result")
 
-    async def _events(self, path: str, sid: str | None, body: Any) -> AsyncGenerator[Event, None]:
+    async def _events(self, request: _Request) -> AsyncGenerator[Event, None]:
         parser = EventParser()
-        async with self._answer("POST", path, sid, body) as response:
+        async with self._answer(request) as response:
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
-                raise ProtocolError(f"POST {path} gave {kind or 'nothing'} in place of an event stream")
-            async for data in _read(response, path):
+                raise ProtocolError(f"{request} gave {kind or 'nothing'} in place of an event stream")
+            async for data in _read(response, request):
                 try:
                     events = parser.feed(data)
                 except UnicodeDecodeError as error:
-                    raise ProtocolError(f"POST {path}: the stream is not UTF-8: {error}") from error
+                    raise ProtocolError(f"{request}: the stream is not UTF-8: {error}") from error
                 for event in events:
                     yield event
 
-    async def _json(self, method: str, path: str, sid: str, body: Any, seconds: float) -> Any:
-        async with _within(seconds, f"{method} {path}"), self._answer(method, path, sid, body) as response:
-            content = b"".join([data async for data in _read(response, path)])
-        return read_json(content, f"the answer to {method} {path}")
+    async def _json(self, request: _Request, seconds: float) -> Any:
+        async with _within(seconds, str(request)), self._answer(request) as response:
+            content = b"".join([data async for data in _read(response, request)])
+        return read_json(content, f"the answer to {request}")
 
     @asynccontextmanager
-    async def _answer(self, method: str, path: str, sid: str | None, body: Any) -> AsyncIterator[httpx.Response]:
+    async def _answer(self, request: _Request) -> AsyncIterator[httpx.Response]:
         """A response with status 200, its body not read yet."""
-        response = await self._persist(method, path, sid, body)
+        response = await self._persist(request)
         try:
             yield response
         finally:
             await response.aclose()
 
-    async def _persist(self, method: str, path: str, sid: str | None, body: Any) -> httpx.Response:
+    async def _persist(self, request: _Request) -> httpx.Response:
         """Send a request until the server acts on it."""
         for attempt in itertools.count(1):
-            response = await self._send(method, path, sid, body)
-            if response is None:
-                wait, trouble = backoff(attempt, 0.2), f"{self.server.url} cannot be reached"
-            elif response.status_code == 200:
-                return response
-            else:
+            response = await self._send(request)
+            wait: float | None = backoff(attempt, 0.2)
+            starting, trouble = False, f"{self.server.url} cannot be reached"
+            if response is not None:
+                if response.status_code == 200:
+                    return response
                 wait, trouble = _retry_after(response), await _complaint(response)
-                if sid is not None and response.status_code in (404, 410):
-                    raise Gone(f"{method} {path}: the session is gone ({trouble}): it expired or the server restarted")
-            starting = response is not None and response.headers.get("X-Backend-State") == "starting"
+                if request.sid is not None and response.status_code in (404, 410):
+                    raise Gone(f"{request}: the session is gone ({trouble}): it expired or the server restarted")
+                starting = response.headers.get("X-Backend-State") == "starting"
             if wait is None or (attempt == ATTEMPTS and not starting):
-                raise EnvironmentFailure(f"{method} {path}: {trouble}")
+                raise EnvironmentFailure(f"{request}: {trouble}")
             await asyncio.sleep(min(wait, LONGEST_WAIT))
         raise AssertionError("itertools.count ends")
 
-    async def _send(self, method: str, path: str, sid: str | None, body: Any) -> httpx.Response | None:
+    async def _send(self, request: _Request) -> httpx.Response | None:
         """Send a request once, along redirects of the same origin; None if nobody took the connection."""
-        url = self._base.join(path.removeprefix("/"))
-        headers = {"X-Session-ID": sid} if sid is not None else {}
-        content = None if body is None else json.dumps(body).encode()
-        if content is not None:
-            headers["Content-Type"] = "application/json"
+        url = self._base.join(request.path.removeprefix("/"))
+        headers = {"X-Session-ID": request.sid} if request.sid is not None else {}
+        timeout = httpx.Timeout(request.silence, connect=min(request.silence, CONNECT_SECONDS), pool=None)
         for _ in range(_REDIRECTS + 1):
-            request = self._http.build_request(method, url, headers=headers, content=content)
+            sent = self._http.build_request(request.method, url, headers=headers, json=request.body, timeout=timeout)
             try:
-                response = await self._http.send(request, stream=True)
+                response = await self._http.send(sent, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 return None
             except httpx.HTTPError as error:
-                raise _broken(error, f"{method} {path}", self.server.silence) from error
+                raise _broken(error, request) from error
             if response.status_code not in (307, 308):
                 return response
             await response.aclose()
             url = url.join(response.headers.get("Location", ""))
             if _origin(url) != _origin(self._base):
                 raise EnvironmentFailure(
-                    f"{method} {path} was redirected to {url.scheme}://{url.netloc.decode()}, which is another server "
-                    f"than {self.server.url}; set `url` to the right one if you trust it"
+                    f"{request} was redirected to {url.scheme}://{url.netloc.decode()}, which is another server than "
+                    f"{self.server.url}; set `url` to the right one if you trust it"
                 )
-        raise EnvironmentFailure(f"{method} {path} is redirected in circles")
+        raise EnvironmentFailure(f"{request} is redirected in circles")
 
 
-async def _read(response: httpx.Response, path: str) -> AsyncIterator[bytes]:
+async def _read(response: httpx.Response, request: _Request) -> AsyncIterator[bytes]:
     """The body, up to a limit."""
-    total, silence = 0, response.request.extensions["timeout"]["read"]
+    total = 0
     try:
         async for data in response.aiter_bytes():
             total += len(data)
             if total > MAX_BYTES:
-                raise ProtocolError(f"the answer to {path} is longer than {MAX_BYTES} bytes")
+                raise ProtocolError(f"the answer to {request} is longer than {MAX_BYTES} bytes")
             yield data
     except httpx.HTTPError as error:
-        raise _broken(error, path, silence) from error
+        raise _broken(error, request) from error
 
 
-def _broken(error: httpx.HTTPError, what: str, silence: float) -> EnvironmentFailure:
+def _broken(error: httpx.HTTPError, request: _Request) -> EnvironmentFailure:
     if isinstance(error, httpx.TimeoutException):
-        return EnvironmentFailure(f"{what}: the server has been silent for {silence:g} s (silence); it counts as dead")
-    return Unanswered(f"{what}: the connection broke ({type(error).__name__}: {error})")
+        return EnvironmentFailure(
+            f"{request}: the server has been silent for {request.silence:g} s (silence); it counts as dead"
+        )
+    return Unanswered(f"{request}: the connection broke ({type(error).__name__}: {error})")
 
 
 def _retry_after(response: httpx.Response) -> float | None:

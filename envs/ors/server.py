@@ -7,7 +7,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -40,7 +40,7 @@ class Server:
 
     url: httpx.URL
     deployment: str | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     silence: float = 30.0
     call_timeout: float = 300.0
     setup_timeout: float = 600.0
@@ -78,7 +78,9 @@ def find_server(
         ConfigurationError: Says what does not fit.
     """
     if (name is None) == (url is None):
-        raise ConfigurationError('ORS needs either a catalogue name, ORS("owner/environment"), or ORS(url="http://...")')
+        raise ConfigurationError(
+            'ORS needs either a catalogue name, ORS("owner/environment"), or ORS(url="http://...")'
+        )
     if isinstance(api_key_hosts, str):
         raise ConfigurationError(f"api_key_hosts={api_key_hosts!r} must be a list of hosts")
     if name is not None:

@@ -49,8 +49,7 @@ class Session:
             EnvironmentFailure: The server does not, or not in time.
         """
         self._sid = sid = await self._client.create_session()
-        body = {"task_spec": task} | ({"env_name": self._prefix.strip("/")} if self._prefix else {})
-        self._opening = asyncio.ensure_future(self._client.post("/create", sid, body))
+        self._opening = asyncio.ensure_future(self._client.create(sid, task, self._prefix.strip("/") or None))
         await asyncio.shield(self._opening)
         self._pings = asyncio.create_task(self._keep_alive(sid))
         prompt = await self._client.get(f"{self._prefix}/prompt", sid, seconds=self._client.server.setup_timeout)

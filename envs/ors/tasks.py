@@ -151,8 +151,8 @@ class ORS:
 
     async def _find_prefix(self, client: Client, sid: str) -> str:
         """The environment's path. A server of the catalogue knows by the name which one is meant."""
-        if self._server.deployment is not None and self._env is None:
-            return ""
+        if self._server.deployment is not None:
+            return "" if self._env is None else f"/{self._env}"
         names = await client.get("/list_environments", sid)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ProtocolError(f"/list_environments gave {reprlib.repr(names)} in place of names")

@@ -8,6 +8,19 @@ import pytest
 from tests.envs.servers import Nursery, ServerProcess
 
 
+def starting(nursery: Nursery) -> Iterator[Callable[..., ServerProcess]]:
+    """A function that starts servers, all of which are killed in the end."""
+    started: list[ServerProcess] = []
+
+    def start(world: str, **options: Any) -> ServerProcess:
+        started.append(nursery.start(world, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
+
+
 @pytest.fixture(scope="session")
 def openenv_nursery() -> Iterator[Nursery]:
     nursery = Nursery("openenv_server.py")
@@ -18,15 +31,7 @@ def openenv_nursery() -> Iterator[Nursery]:
 @pytest.fixture
 def start_openenv(openenv_nursery: Nursery) -> Iterator[Callable[..., ServerProcess]]:
     """Start a world of `servers/openenv_server.py`: `start_openenv("guess", sessions=2)`."""
-    started: list[ServerProcess] = []
-
-    def start(world: str, **options: Any) -> ServerProcess:
-        started.append(openenv_nursery.start(world, **options))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.kill()
+    yield from starting(openenv_nursery)
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +44,4 @@ def ors_nursery() -> Iterator[Nursery]:
 @pytest.fixture
 def start_ors(ors_nursery: Nursery) -> Iterator[Callable[..., ServerProcess]]:
     """Start a world of `servers/ors_server.py`: `start_ors("guess")`."""
-    started: list[ServerProcess] = []
-
-    def start(world: str, **options: Any) -> ServerProcess:
-        started.append(ors_nursery.start(world, **options))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.kill()
+    yield from starting(ors_nursery)

@@ -90,7 +90,7 @@ def status(line: str) -> Fault:
 async def signs_of_life(request: bytes, link: Link) -> None:
     """The result comes after a while that is longer than the silence allowed, with comments in between."""
     answer = await link.ask(request)
-    head, _, events = answer.partition(b"\r\n\r\n")
+    _head, _, events = answer.partition(b"\r\n\r\n")
     await link.say(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
     for _ in range(6):
         await link.say(b": ping\r\n\r\n")
@@ -101,7 +101,9 @@ async def signs_of_life(request: bytes, link: Link) -> None:
 MAY_HAVE_RUN = "may have run, so it is not made again"
 QUIET = {"silence": 1}
 ROWS = [
-    goes_on("the pieces of a result begin and end with spaces", "x", calls=(use("do", what="spaces", amount=9e3),), reward=1),
+    goes_on(
+        "the pieces of a result begin and end with spaces", "x", calls=(use("do", what="spaces", amount=9e3),), reward=1
+    ),
     fails("the answer to a call is lost before it begins", MAY_HAVE_RUN, lost(b"HTTP/1.1"), ran=("add",)),
     fails("the answer to a call is lost before its `task_id`", MAY_HAVE_RUN, lost(b"event: task_id"), ran=("add",)),
     goes_on("the stream ends before `end`", "done", lost(b"event: end"), ran=("add",)),
@@ -113,7 +115,9 @@ ROWS = [
         ran=("sleep",),
         reward=0.5,
     ),
-    fails("the stream ends before `end` again and again", "the connection broke", *[lost(b"event: end")] * 4, ran=("add",)),
+    fails(
+        "the stream ends before `end` again and again", "the connection broke", *[lost(b"event: end")] * 4, ran=("add",)
+    ),
     fails(
         "the stream ends, and the server has forgotten the call",
         "unknown task_id",
@@ -145,7 +149,9 @@ ROWS = [
     fails("the result is no JSON", "is not JSON", stream('{"ok": tru')),
     fails("the result is empty", "is not JSON", stream("")),
     fails("the result has two rewards", "a key is there twice", stream('{"ok": true, "ok": true}')),
-    fails("the answer is a web page", "text/html in place of an event stream", replaced("200 OK", "<a>", kind="text/html")),
+    fails(
+        "the answer is a web page", "text/html in place of an event stream", replaced("200 OK", "<a>", kind="text/html")
+    ),
     fails("the answer is garbage", MAY_HAVE_RUN, replaced("200 OK", "garbage", kind="text/event-stream")),
     fails("half a character", "is not UTF-8", edited(b"done", b"d\xc3ne")),
     fails(
@@ -168,9 +174,12 @@ ROWS = [
     fails("status 429 on a call", "the server answered 429", status("429 Slow"), ran=()),
     goes_on("status 503 with `Retry-After`", "done", replaced("503 Busy", "", "Retry-After: 0"), ran=("add",)),
     goes_on("status 429 with `Retry-After`", "done", replaced("429 Slow", "", "Retry-After: 0"), ran=("add",)),
-    fails("status 429 with `Retry-After` for ever", "429 Slow", *[replaced("429 Slow", "", "Retry-After: 0")] * 2, ran=()),
+    fails(
+        "status 429 with `Retry-After` for ever", "429 Slow", *[replaced("429 Slow", "", "Retry-After: 0")] * 2, ran=()
+    ),
     fails("setup raises", "setup exploded", task={"setup": "raise"}),
     goes_on("setup takes long", "done", task={"setup": 0.4}),
+    goes_on("constructing the environment takes long", "done", task={"construct": 1.3}, settings=QUIET),
     fails(
         "setup takes longer than `setup_timeout`", "within 0.5 s", task={"setup": 5}, settings={"setup_timeout": 0.5}
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def parse(stream: bytes, cuts: list[int] | None = None) -> list[Event]:
     """Feed a stream, cut at the given places."""
     parser = EventParser()
     edges = [0, *sorted(set(cuts or [])), len(stream)]
-    return [event for a, b in zip(edges, edges[1:], strict=False) for event in parser.feed(stream[a:b])]
+    return [event for a, b in itertools.pairwise(edges) for event in parser.feed(stream[a:b])]
 
 
 def reference(stream: bytes) -> list[Event]:

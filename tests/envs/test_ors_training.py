@@ -23,8 +23,8 @@ from tests.envs.proxy import Fault, Link, Proxy, edited, lost, passed, replaced,
 from tests.rollout.helpers import renderer, turn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from tiny_agent import Lesson, Recipe, Transcript, make_tiny_agent  # noqa: E402
-from tiny_agent.transcripts import calling  # noqa: E402
+from tiny_agent import Lesson, Recipe, Transcript, make_tiny_agent
+from tiny_agent.transcripts import calling
 
 
 def guesser(tools: list[dict[str, Any]], folder: Path) -> Path:
@@ -101,9 +101,7 @@ def faulty(seed: int, share: float) -> tuple[Fault, Counter[int | None]]:
 
 
 @pytest.mark.slow
-def test_two_hundred_rollouts_on_a_server_that_dies_hangs_and_lies(
-    start_ors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_hundred_rollouts_on_a_server_that_dies_hangs_and_lies(start_ors, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of all calls goes wrong, and once the server is killed: no wrong reward, no session left."""
     monkeypatch.setattr("agentrl.envs.ors.session.DELETE_SECONDS", 5.0)
     servers = [start_ors("guess")]

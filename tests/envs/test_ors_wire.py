@@ -84,7 +84,7 @@ JSON = st.recursive(
 
 
 @settings(max_examples=50)
-@given(st.fixed_dictionaries({}, optional={name: JSON for name in ("blocks", "reward", "finished", "metadata")}), JSON)
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("blocks", "reward", "finished", "metadata"), JSON)), JSON)
 def test_no_answer_whatever_raises_anything_else(output: Any, other: Any) -> None:
     for value in ({"ok": True, "output": output}, other):
         try:
