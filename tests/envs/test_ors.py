@@ -252,13 +252,13 @@ def test_a_session_is_kept_alive_while_the_model_thinks(start_ors) -> None:
     assert state(server)["open"] == 0
 
 
-def test_sixteen_rollouts_at_once_have_sessions_of_their_own(start_ors) -> None:
+def test_eight_rollouts_at_once_have_sessions_of_their_own(start_ors) -> None:
     server = start_ors("guess")
     stage = Stage(ORS(url=server.url))
     try:
         for _ in range(2):
-            trajectories = stage.play(use("guess", number=5), use("guess", number=4), task={"number": 4}, count=16)
-            assert [trajectory.reward for trajectory in trajectories] == [1.25] * 16
+            trajectories = stage.play(use("guess", number=5), use("guess", number=4), task={"number": 4}, count=8)
+            assert [trajectory.reward for trajectory in trajectories] == [1.25] * 8
             assert state(server)["open"] == 0
     finally:
         stage.close()

@@ -211,7 +211,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    # Rows with settings are those that wait for something.
+    [pytest.param(row, id=row.name, marks=[pytest.mark.slow] if row.how.settings else []) for row in ROWS],
+)
 def test_what_comes_of_a_failure(row: Row, shared: Any, start_ors: Callable[..., ServerProcess]) -> None:
     how: Play = row.how
     server, proxy, stage = shared
@@ -244,7 +248,7 @@ def test_what_comes_of_a_failure(row: Row, shared: Any, start_ors: Callable[...,
             restart()
         if how.act == "pause":
             servers[0].resume()
-        others = stage.play(ADD, "done", count=2)
+        others = stage.play(ADD, "done")
     assert hit.reward == how.reward
     assert not proxy.faults, "every fault was met"
     assert_came_true(row, hit, others, HEALTHY, state(servers[-1])["open"])
