@@ -9,6 +9,7 @@ protocol does not provide for is a failure of the environment, which is retried 
 
 from __future__ import annotations
 
+import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -101,8 +102,10 @@ class OpenEnv:
             if seconds is None:
                 raise ConfigurationError(f"OpenEnv({setting}=None): every wait has its limit; give a number of seconds")
             require_seconds(setting, seconds)
+        address = "" if url is None else _http(url)
         endpoint = Endpoint(
-            url="" if url is None else _http(url),
+            url=address,
+            tls=ssl.create_default_context() if address.startswith("https") else None,
             headers=dict(headers or {}),
             max_message_size=max_message_size,
             **{setting: seconds for setting, seconds in times.items() if setting != "capacity_timeout"},

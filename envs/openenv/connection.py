@@ -81,6 +81,7 @@ class Endpoint:
         ping_timeout: Until a ping must be answered.
         keepalive: Between two signs of life for the server's `session_timeout`.
         max_message_size: Most bytes of an answer.
+        tls: How to check its certificate, for `https://`.
     """
 
     url: str
@@ -92,11 +93,7 @@ class Endpoint:
     ping_timeout: float = 20.0
     keepalive: float = 10.0
     max_message_size: int = 16 * 2**20
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """How to check the server's certificate, None if it has none."""
-        return ssl.create_default_context() if self.url.startswith("https") else None
+    tls: ssl.SSLContext | None = None
 
 
 class Connection:

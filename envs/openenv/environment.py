@@ -7,6 +7,7 @@ waits for a session; within an episode a lost one is the end of it.
 from __future__ import annotations
 
 import asyncio
+import json
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,6 +203,13 @@ def tool_content(fields: Mapping[str, Any]) -> Any:
 
 
 def _column(columns: Mapping[str, Any], name: str) -> Any:
+    """The value of a dataset column for `reset`, as the user's mistake if it cannot be sent."""
     if name not in columns:
         raise ConfigurationError(f"OpenEnv(columns=...) names {name!r}, but the dataset only has {sorted(columns)}")
+    try:
+        json.dumps(columns[name], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"OpenEnv(columns=...) names {name!r}, whose value {reprlib.repr(columns[name])} is no JSON: {error}"
+        ) from error
     return columns[name]

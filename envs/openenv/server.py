@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -63,7 +63,7 @@ class Server:
         self._lock = threading.Lock()
         self._tools: list[Tool] | None = None
         self._instances = 0
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()
         self._resting: set[Connection] = set()
         self._waiting = 0
         self._watched = True
@@ -124,48 +124,48 @@ class Server:
         if self._container is not None:
             url = await asyncio.to_thread(self._container.start)
             endpoint = replace(endpoint, url=url)
-        loop = asyncio.get_running_loop()
-        patience = loop.time() + self._capacity_timeout
-        free_slot = await self._slot()
+        queue = self._queue()
+        patience = time.monotonic() + self._capacity_timeout
+        if queue.slots is not None and queue.slots.locked():
+            await self._make_room()
         try:
-            for attempt in itertools.count(1):
-                try:
-                    async with self.post_mortem():
-                        connection = await Connection.open(endpoint, watched=self._watched)
-                    break
-                except Busy as busy:
-                    if loop.time() > patience:
-                        raise EnvironmentFailure(
-                            f"{busy}; so it has been for {self._capacity_timeout:g} s (capacity_timeout). Let it hold "
-                            "more sessions, or play fewer rollouts at once"
-                        ) from busy
-                    if not await self._make_room():
-                        await asyncio.sleep(min(LONGEST_WAIT, backoff(attempt, FIRST_WAIT)))
+            async with asyncio.timeout(self._capacity_timeout):
+                await queue.enter()
+        except TimeoutError:
+            raise EnvironmentFailure(
+                f"all {self._max_sessions} sessions (max_sessions) on the OpenEnv server at {endpoint.url} have been "
+                f"in use for {self._capacity_timeout:g} s (capacity_timeout)"
+            ) from None
+        try:
+            connection = await self._open(endpoint, queue, patience)
         except BaseException:
-            free_slot()
+            queue.leave()
             raise
-        connection.when_lost(free_slot)
+        connection.when_lost(queue.leave)
         connection.when_lost(lambda: self._resting.discard(connection))
         self._note(connection, endpoint)
         return connection
 
-    async def _slot(self) -> Callable[[], None]:
-        """Wait for one of the `max_sessions`; gives back what frees it."""
-        if self._max_sessions is None:
-            return lambda: None
-        loop = asyncio.get_running_loop()
-        slots = self._slots.setdefault(loop, asyncio.Semaphore(self._max_sessions))
-        if slots.locked():
-            await self._make_room()
-        try:
-            async with asyncio.timeout(self._capacity_timeout):
-                await slots.acquire()
-        except TimeoutError:
-            raise EnvironmentFailure(
-                f"all {self._max_sessions} sessions (max_sessions) on the OpenEnv server at {self._endpoint.url} have "
-                f"been in use for {self._capacity_timeout:g} s (capacity_timeout)"
-            ) from None
-        return slots.release
+    async def _open(self, endpoint: Endpoint, queue: _Queue, patience: float) -> Connection:
+        """Connect as soon as the server has a free session."""
+        refused = 0
+        while True:
+            try:
+                async with self.post_mortem():
+                    return await Connection.open(endpoint, watched=self._watched)
+            except Busy as busy:
+                if time.monotonic() > patience:
+                    raise EnvironmentFailure(
+                        f"{busy}; so it has been for {self._capacity_timeout:g} s (capacity_timeout). Let it hold more "
+                        "sessions, or play fewer rollouts at once"
+                    ) from busy
+            refused += 1
+            if await self._make_room() or await queue.freed(min(LONGEST_WAIT, backoff(refused, FIRST_WAIT))):
+                refused = 0  # somebody here has left, the server will have noticed in a moment
+
+    def _queue(self) -> _Queue:
+        """The queue of the running loop: semaphores belong to one."""
+        return self._queues.setdefault(asyncio.get_running_loop(), _Queue(self._max_sessions))
 
     async def _make_room(self) -> bool:
         """Close a connection that is kept for an episode to come; whether there was one."""
@@ -222,6 +222,42 @@ class Server:
             return await list_tools(connection)
         finally:
             await connection.close()
+
+
+class _Queue:
+    """Those who want a session.
+
+    Args:
+        limit: Most sessions at once, None for any number.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.slots = None if limit is None else asyncio.Semaphore(limit)
+        self._freed = asyncio.Semaphore(0)
+        self._waiting = 0
+
+    async def enter(self) -> None:
+        """Wait for a slot."""
+        if self.slots is not None:
+            await self.slots.acquire()
+
+    def leave(self) -> None:
+        """Free a slot, and tell one of those whom the server has refused."""
+        if self.slots is not None:
+            self.slots.release()
+        if self._waiting:
+            self._freed.release()
+
+    async def freed(self, seconds: float) -> bool:
+        """Wait until somebody leaves, for so long at most; whether somebody did."""
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._freed.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting -= 1
 
 
 def _in_a_loop(coroutine: Coroutine[Any, Any, T]) -> T:

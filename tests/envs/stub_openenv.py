@@ -6,6 +6,7 @@ It has the action model of the world "trouble" of the real servers; every honest
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +87,7 @@ LIES: dict[str, str | bytes | Callable[[ServerConnection], None]] = {
     "goodbye": _says_goodbye,
     "twice": _twice,
     "twice but late": _twice_but_late,
+    "one too many": observation(),  # and another one with whatever is asked next
     "half": _half_a_message,
     "cut": _cut,
     "closed": lambda socket: socket.close(),
@@ -105,9 +107,10 @@ class StubServer:
 
     Args:
         mood: Chooses how an episode goes wrong, whatever `reset` asks for; "" for not at all.
+        tls: For `https://`.
     """
 
-    def __init__(self, mood: Callable[[], str] | None = None) -> None:
+    def __init__(self, mood: Callable[[], str] | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._mood = mood
         self.sessions = 0
         self.opened = 0
@@ -115,8 +118,8 @@ class StubServer:
         self.headers: dict[str, str] = {}
         self.redirect: str | None = None
         self._lock = threading.Lock()
-        self.server: Server = serve(self._play, "127.0.0.1", 0, process_request=self._http)
-        self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
+        self.server: Server = serve(self._play, "127.0.0.1", 0, process_request=self._http, ssl=tls)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.server.socket.getsockname()[1]}"
 
     def _http(self, socket: ServerConnection, request: Request) -> Response | None:
         self.headers[request.path] = request.headers.get("Authorization", "")
@@ -140,9 +143,12 @@ class StubServer:
                 self.sessions -= 1
 
     def _answer(self, socket: ServerConnection) -> None:
-        trouble = ""
+        trouble, extra = "", ""
         for frame in socket:
             message = json.loads(frame)
+            if extra:
+                socket.send(extra)
+                extra = ""
             if message["type"] == "mcp":
                 self.calls += 1
                 answer = {"jsonrpc": "2.0", "id": message["data"]["id"], "error": {"code": -32601, "message": "?"}}
@@ -151,14 +157,16 @@ class StubServer:
                 trouble = message["data"].get("trouble", "") if self._mood is None else self._mood()
                 socket.send(observation(reward=None))
             else:
-                lie, trouble = LIES.get(trouble, observation()), ""
+                lie = LIES.get(trouble, observation())
+                extra = observation(reward=5.0) if trouble == "one too many" else ""
                 lie(socket) if callable(lie) else socket.send(lie)
+                trouble = ""
 
 
 @contextmanager
-def stub_server(mood: Callable[[], str] | None = None) -> Iterator[StubServer]:
+def stub_server(mood: Callable[[], str] | None = None, tls: ssl.SSLContext | None = None) -> Iterator[StubServer]:
     """Serve, in a thread."""
-    stub = StubServer(mood)
+    stub = StubServer(mood, tls)
     thread = threading.Thread(target=stub.server.serve_forever)
     thread.start()
     try:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +22,11 @@ from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.threads import Threads
 from agentrl.types import Outcome
 from tests.envs.playing import WELL, Model, engine, eventually, get, step, task
-from tests.envs.servers import ServerProcess
+from tests.envs.servers import OPENENV, ServerProcess
 from tests.envs.stub_openenv import stub_server
 from tests.rollout.helpers import call
+
+pytestmark = OPENENV
 
 Start = Callable[..., ServerProcess]
 
@@ -88,6 +94,11 @@ def test_columns_and_the_seed_reach_reset(start_openenv: Start) -> None:
 def test_a_column_that_the_dataset_has_not_ends_the_run(start_openenv: Start) -> None:
     with pytest.raises(ConfigurationError, match="names 'level', but the dataset only has"):
         play(start_openenv("guess"), [], columns=["level"])
+
+
+def test_a_column_that_is_no_json_ends_the_run(start_openenv: Start) -> None:
+    with pytest.raises(ConfigurationError, match=r"names 'wanted', whose value .* is no JSON"):
+        play(start_openenv("shelf"), [], task(WELL, wanted={1, 2}), columns=["wanted"])
 
 
 def test_observations_can_be_rendered_otherwise(start_openenv: Start) -> None:
@@ -297,6 +308,29 @@ def test_headers_go_to_the_server_and_no_redirect_is_followed() -> None:
             stub.redirect = "http://127.0.0.1:9/ws"
             with pytest.raises(EnvironmentFailure, match="HTTP 302"):
                 await environment.reset(seed=1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = str(tmp_path / "key"), str(tmp_path / "certificate")
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *names]
+    subprocess.run(made, check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+
+    async def main() -> None:
+        with stub_server(tls=tls) as stub:
+            with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
+                OpenEnv(stub.url)()
+            monkeypatch.setenv("SSL_CERT_FILE", certificate)
+            environment = OpenEnv(stub.url)()
+            await environment.reset(seed=1)
+            await environment.call_tool("step", {"what": "add"})
+            assert await environment.get_reward() == 1.0
+            await environment.close()
 
     asyncio.run(main())
 

@@ -17,8 +17,10 @@ from agentrl.types import Outcome
 from tests.envs import test_openenv_container
 from tests.envs.failures import Row, assert_came_true, assert_documented, write
 from tests.envs.playing import HIT, WELL, Model, engine, eventually, get, step, task
-from tests.envs.servers import ServerProcess
+from tests.envs.servers import OPENENV, ServerProcess
 from tests.envs.stub_openenv import LIES, stub_server
+
+pytestmark = OPENENV
 
 PAGE, NAME = "openenv.md", "openenv"
 GOOD = step(what="add")
@@ -118,6 +120,13 @@ ROWS = [
     ),
     lie("an answer arrives twice", "twice", "a frame that nobody had asked for"),
     lie("a second answer comes while the model thinks", "twice but late", "a frame that nobody had asked for"),
+    lie("an answer too many comes with the next one", "one too many", "a frame that nobody had asked for"),
+    Row(
+        "an answer too many comes when the episode has ended",
+        Outcome.ENV_FAILURE,
+        "answered the call 2 with Observation",
+        Play(trouble="one too many", calls=(GOOD,)),
+    ),
     lie("the answer is `{}`", "empty", "broke the protocol"),
     lie("an observation has no data", "no data", "broke the protocol"),
     lie("the data are null", "null", "not an object"),

@@ -23,6 +23,9 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
+OPENENV = pytest.mark.xdist_group("openenv")
+"""Tests that start such servers run in one worker: importing them takes longer than most tests."""
+
 
 def servers_python() -> str:
     """The interpreter that has the servers.
