@@ -146,7 +146,8 @@ def described_tools(instance: Any) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for description in instance.tool_schemas:
         tool = Tool.from_schema(description, _caller(instance))
-        if tool.name in tools or callable(getattr(type(instance), tool.name, None)):
+        method = tool.name not in RESERVED_NAMES and callable(getattr(type(instance), tool.name, None))
+        if tool.name in tools or method:
             raise ToolDefinitionError(f"{owner}.tool_schemas has a second tool called {tool.name!r}")
         tools[tool.name] = replace(tool, function=_caller(instance, tool.name), owner=owner, instance=instance)
     return tools

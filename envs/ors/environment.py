@@ -67,7 +67,12 @@ class ORSEnvironment:
         Returns:
             0.0 for an episode that earned nothing. None where the environment ended it and no call was rewarded: then
             it gives no rewards, or its reward was NaN, which the server writes as if there were none.
+
+        Raises:
+            EnvironmentFailure: The answer was not graded, or the reward of an earlier call is not known.
         """
+        if answer is not None and self._session is not None:
+            self._session.settle()
         if answer is not None and self._terminal is not None and not self.finished:
             argument = self._terminal.argument
             # An answer that the tool does not take earns nothing; what was earned before stays.

@@ -40,6 +40,7 @@ class Session:
         self._opening: asyncio.Future[Any] | None = None
         self._pings: asyncio.Task[None] | None = None
         self._lost: str | None = None
+        self._given_up: str | None = None
         self._closed = False
 
     async def open(self, task: Mapping[str, Any]) -> tuple[Content, ToolList]:
@@ -62,12 +63,22 @@ class Session:
         Raises:
             EnvironmentFailure: The session is lost, the tool raised, or its result did not arrive.
         """
+        self.settle()
         if self._lost is not None or self._sid is None:
-            raise EnvironmentFailure(f"the session is lost: {self._lost or 'it was never opened'}")
-        self._lost = f"the call of {name!r} was given up and may be running still"
+            raise EnvironmentFailure(self._lost or "the session was never opened")
+        self._given_up = name
         text = await self._client.call(f"{self._prefix}/call", self._sid, name, arguments)
-        self._lost = None
+        self._given_up = None
         return read_result(text)
+
+    def settle(self) -> None:
+        """Make sure that the result of every call is known.
+
+        Raises:
+            EnvironmentFailure: One was given up.
+        """
+        if self._given_up is not None:
+            raise EnvironmentFailure(f"the call of {self._given_up!r} was given up and may be running still")
 
     async def delete(self) -> None:
         """Delete the session and close the connections; a second time nothing is done. Never raises."""

@@ -310,6 +310,8 @@ def test_after_a_call_that_was_given_up_the_session_is_used_no_more(start_ors) -
                 await environment.call_tool("do", {"what": "sleep", "amount": 5})
         with pytest.raises(EnvironmentFailure, match="the call of 'do' was given up"):
             await environment.call_tool("do", {"what": "add"})
+        with pytest.raises(EnvironmentFailure, match="the call of 'do' was given up"):
+            await environment.get_reward(answer="done")
         await environment.close()
 
     asyncio.run(impatient())
