@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "ORS": "agentrl.envs.ors",
     "OpenEnv": "agentrl.envs.openenv",
 }
 
@@ -16,3 +17,7 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'agentrl.envs' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

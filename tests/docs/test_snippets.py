@@ -19,12 +19,14 @@ import pytest
 import agentrl
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import qwen_like_tokenizer
+from tests.envs.servers import Nursery
 from tests.envs.stub_openenv import stub_server
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODEL = "Qwen/Qwen3-0.6B"
 OPENENV = "http://127.0.0.1:8000"
+ORS = "http://127.0.0.1:8080"
 MOST_UNRUN = 3
 
 NEEDED = {"sandboxes.md": ["bwrap"]}
@@ -86,17 +88,32 @@ def openenv_url() -> Iterator[str]:
         yield stub.url
 
 
+@pytest.fixture(scope="module")
+def ors_url() -> Iterator[str]:
+    """A real server; where there is none, the pages that need it are skipped."""
+    nursery = Nursery("ors_server.py")
+    yield nursery.start("guess").url
+    nursery.close()
+
+
 @pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize("path", with_blocks(), ids=lambda path: path.name)
-def test_the_blocks_of_a_file_run(path: Path, model_folder: str, openenv_url: str) -> None:
+def test_the_blocks_of_a_file_run(
+    path: Path, model_folder: str, openenv_url: str, request: pytest.FixtureRequest
+) -> None:
     for program in NEEDED.get(path.name, ()):
         if shutil.which(program) is None and os.environ.get("AGENTRL_REQUIRE_SERVICES") != "1":
             pytest.skip(f"{program} is not installed")
+    urls = {OPENENV: openenv_url}
+    if ORS in path.read_text(encoding="utf-8"):
+        urls[ORS] = request.getfixturevalue("ors_url")
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
             # Empty lines in front make the line numbers of errors those of the file.
-            source = "\n" * (block.line - 1) + block.code.replace(MODEL, model_folder).replace(OPENENV, openenv_url)
+            source = "\n" * (block.line - 1) + block.code.replace(MODEL, model_folder)
+            for printed, url in urls.items():
+                source = source.replace(printed, url)
             exec(compile(source, str(path), "exec"), namespace)
 
 

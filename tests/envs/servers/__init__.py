@@ -78,8 +78,13 @@ class Nursery:
 
     def __init__(self, script: str) -> None:
         # Popen's stdin is the leash: when this process is gone, the nursery reads its end and goes, its children too.
+        quiet = os.environ | {"OPENREWARD_LOG_LEVEL": "CRITICAL"}  # a line for each request otherwise
         self._process = subprocess.Popen(
-            [servers_python(), str(HERE / script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [servers_python(), str(HERE / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=quiet,
         )
 
     def start(self, world: str, *, port: int = 0, **options: Any) -> ServerProcess:
