@@ -25,9 +25,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentrl.envs.sandbox import DockerBackend, LocalBackend, Sandbox, SandboxPool, SandboxSpec
-from agentrl.tools import PythonTool
-
 from agentrl.errors import ConfigurationError
+from agentrl.tools import PythonTool
 
 Work = Callable[[], Awaitable[Any]]
 

@@ -22,7 +22,6 @@ from typing import IO, Any, Protocol, Self
 
 from agentrl.envs.sandbox.archive import pack, read_file, unpack
 from agentrl.envs.sandbox.interrupt import Interrupt
-
 from agentrl.errors import ConfigurationError, EnvironmentFailure
 from agentrl.rollout.threads import Threads
 

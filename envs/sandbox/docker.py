@@ -28,7 +28,6 @@ from agentrl.envs.sandbox.base import Command, ExecResult, Sandbox, SandboxFailu
 from agentrl.envs.sandbox.docker_engine import LABEL, connect, engine_errors, owner, remove_orphans
 from agentrl.envs.sandbox.docker_exec import Ran, run, run_plain
 from agentrl.envs.sandbox.docker_images import build_image, check_images
-
 from agentrl.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import psutil
-from agentrl.envs.sandbox.base import SandboxFailure
 
+from agentrl.envs.sandbox.base import SandboxFailure
 from agentrl.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs.sandbox.base import SandboxFailure, SandboxSpec
-
 from agentrl.errors import ConfigurationError
 
 REPOSITORY = "agentrl-build"

@@ -10,9 +10,8 @@ from typing import Any
 
 from agentrl.envs.sandbox.base import Sandbox
 from agentrl.envs.sandbox.pool import SandboxPool
-from agentrl.tools import FileTool, PythonTool, ShellTool
-
 from agentrl.errors import EnvironmentFailure
+from agentrl.tools import FileTool, PythonTool, ShellTool
 
 
 class SandboxEnvironment:

@@ -34,7 +34,6 @@ from agentrl.envs.sandbox.interrupt import Interrupt
 from agentrl.envs.sandbox.local_exec import run
 from agentrl.envs.sandbox.output import Output
 from agentrl.envs.sandbox.rootfs import extracted
-
 from agentrl.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from agentrl.envs.sandbox.archive import need_filters
 from agentrl.envs.sandbox.bwrap.jail import FIRST_UID, UIDS
-
 from agentrl.errors import ConfigurationError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from agentrl.envs.sandbox import Sandbox
 
+from agentrl.envs.sandbox import Sandbox
 from tests.envs.sandbox.conftest import Place
 
 Play = Callable[[Callable[[Sandbox], Coroutine[Any, Any, Any]]], Any]

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from agentrl.tools import FetchTool, SearchTool, calculate
 
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.tools import Tool
+from agentrl.tools import FetchTool, SearchTool, calculate
 
 
 @pytest.mark.parametrize(

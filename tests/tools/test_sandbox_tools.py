@@ -6,10 +6,10 @@ import asyncio
 import time
 
 import pytest
-from agentrl.envs.sandbox import Sandbox, SandboxFailure
-from agentrl.tools import FileTool, PythonTool, ShellTool
 
+from agentrl.envs.sandbox import Sandbox, SandboxFailure
 from agentrl.rollout.tools import Tool
+from agentrl.tools import FileTool, PythonTool, ShellTool
 from tests.tools.conftest import Play, player
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from agentrl.envs.sandbox import DockerBackend, ExecResult, LocalBackend, Sandbox, SandboxSpec
 
+from agentrl.envs.sandbox import DockerBackend, ExecResult, LocalBackend, Sandbox, SandboxSpec
 from agentrl.errors import ConfigurationError
 
 IMAGE = "agentrl-base:1"

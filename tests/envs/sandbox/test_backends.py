@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agentrl.envs.sandbox import DockerBackend, LocalBackend, SandboxFailure, SandboxPool, SandboxSpec
-from agentrl.envs.sandbox.docker_images import base_images, built_name
 
 import agentrl
+from agentrl.envs.sandbox import DockerBackend, LocalBackend, SandboxFailure, SandboxPool, SandboxSpec
+from agentrl.envs.sandbox.docker_images import base_images, built_name
 from agentrl.errors import ConfigurationError
 from tests.envs.sandbox.conftest import IMAGE, docker_backend, local_backend, missing
 

@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 from agentrl.envs.sandbox import SandboxEnvironment, SandboxPool
-
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.environments import EnvironmentSpec
 from agentrl.rollout.failures import FailurePolicy

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from agentrl.envs.sandbox import ExecResult, Sandbox, SandboxFailure
 from agentrl.envs.sandbox.archive import read_file, unpack
-
 from tests.envs.sandbox.conftest import Place
 
 ROOT = Path(__file__).parents[3]

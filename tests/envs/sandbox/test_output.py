@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from agentrl.envs.sandbox.output import Output
 from hypothesis import given, strategies
+
+from agentrl.envs.sandbox.output import Output
 
 
 @given(parts=strategies.lists(strategies.binary(max_size=30), max_size=20), half=strategies.integers(1, 40))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from agentrl.envs.sandbox import SandboxFailure, SandboxPool
 from agentrl.envs.sandbox.docker_engine import LABEL, owner, remove_orphans
-
 from tests.envs.sandbox.conftest import IMAGE, Place
 
 

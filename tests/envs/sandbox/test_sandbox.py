@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from agentrl.envs.sandbox import ExecResult, Sandbox, SandboxFailure, SandboxSpec
 
+from agentrl.envs.sandbox import ExecResult, Sandbox, SandboxFailure, SandboxSpec
 from agentrl.errors import ConfigurationError, EnvironmentFailure
 from tests.envs.sandbox.conftest import Place
 
