@@ -40,6 +40,7 @@ from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
+from agentrl.training.sharding import check_distribution
 from agentrl.training.windows import BatchRewards, Window
 from agentrl.types import derive_seed
 
@@ -114,6 +115,7 @@ class RolloutTrainer(LifeCycle):
         )
         # The loss is divided by exact counts of the optimizer step, so the Trainer must not divide it again.
         self.loss_is_scaled_for_ga = True
+        check_distribution(self)
         self.num_generations = args.num_generations
         self.num_generations_eval = args.eval_generations
         self.collector = Collector(
@@ -265,8 +267,6 @@ class RolloutTrainer(LifeCycle):
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
         self._note(window, train=False)
         batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
-        if not batch.rows:  # a last window so short that the other processes play it alone
-            return torch.zeros((), device=self.args.device), None, None
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
@@ -284,6 +284,7 @@ class RolloutTrainer(LifeCycle):
         try:
             output = super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
+            self.collector.end_rollouts()
             if not self.is_in_train:
                 self.close()
         metrics = self._metrics[False].reduce(self.args.world_size)
@@ -342,6 +343,7 @@ class RolloutTrainer(LifeCycle):
                 identity=step.window,
                 redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )
+            self.collector.end_rollouts()
             self._note(self._window, train=True)
         batch = self._window.batches[step.slot]
         if step.last:
