@@ -293,7 +293,8 @@ class Collector:
             self.generator.sync(self._synced)
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
-        return self.engine.run(tasks)
+        with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
+            return self.engine.run(tasks)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 

@@ -59,6 +59,28 @@ def check_distribution(trainer: Trainer) -> None:
         )
 
 
+def check_engine(trainer: Trainer) -> None:
+    """Refuse to train with a DeepSpeed engine that was made to evaluate: transformers would take it, without optimizer.
+
+    Raises:
+        ConfigurationError: `evaluate` was called before `train`.
+    """
+    if trainer.deepspeed is not None and trainer.accelerator.deepspeed_engine_wrapped is None:
+        raise ConfigurationError(
+            "with DeepSpeed, evaluate() before train() leaves an engine that has no optimizer; evaluate after training "
+            "or between steps (eval_strategy, eval_on_start), or in a process of its own."
+        )
+
+
+def prepare_evaluation(trainer: Trainer) -> None:
+    """Shard a policy that is evaluated before it is trained.
+
+    transformers would give accelerate the model alone; FSDP2 takes it together with its optimizer only.
+    """
+    if trainer.is_fsdp_enabled and not isinstance(trainer.model, FSDPModule):
+        trainer.accelerator.prepare(trainer.model, trainer.create_optimizer())
+
+
 def whole_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Give a model's parameters one by one in the order of `named_parameters`, each in one piece.
 
@@ -143,7 +165,7 @@ class WholeCopy:
     def __init__(self, policy: PreTrainedModel, device: torch.device | str) -> None:
         self._device = torch.device(device)
         empty = {id(p): nn.Parameter(_nothing(p.dtype, self._device), requires_grad=False) for p in policy.parameters()}
-        self.model: PreTrainedModel = copy.deepcopy(policy, empty).to(self._device)
+        self.model: PreTrainedModel = copy.deepcopy(policy, empty).to(self._device).eval()
 
     def gather(self, policy: nn.Module) -> None:
         """Take over the policy's weights as they are now."""

@@ -40,7 +40,7 @@ from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
-from agentrl.training.sharding import check_distribution
+from agentrl.training.sharding import check_distribution, check_engine, prepare_evaluation
 from agentrl.training.windows import BatchRewards, Window
 from agentrl.types import derive_seed
 
@@ -281,6 +281,7 @@ class RolloutTrainer(LifeCycle):
         self._completions[False].clear()
         self.collector.weights_changed()  # by hand since the last rollouts, or by loading the best checkpoint
         prefix = kwargs.get("metric_key_prefix", "eval")
+        prepare_evaluation(self)
         try:
             output = super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
@@ -309,6 +310,7 @@ class RolloutTrainer(LifeCycle):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see `LifeCycle.train`. Environments are closed at the end, also after an error."""
+        check_engine(self)
         self._completions[True].clear()
         self.collector.weights_changed()
         self.regularization.reset()

@@ -1,4 +1,4 @@
-"""Trainers whose weights are sharded, in worlds of CPU processes."""
+"""Trainers whose weights are sharded, in worlds of CPU processes, from the shipped accelerate configurations."""
 
 from __future__ import annotations
 
@@ -6,60 +6,60 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from torch import Tensor
 
 from agentrl.training.sharding import whole_parameters
 from agentrl.training.trainer import RolloutTrainer
 from tests.training.runs import make_trainer
 
-SHARDED = ["fsdp2", "zero1", "zero2", "zero3"]
+CONFIGS = Path(__file__).parents[2] / "examples" / "accelerate"
+
+
+def launched_environment(name: str) -> dict[str, str]:
+    """What `accelerate launch` adds to the environment of a script when it reads a configuration."""
+    script = [f"--config_file={CONFIGS / name}.yaml", "train.py"]
+    args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(script))
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        _, environment = prepare_deepspeed_cmd_env(args)
+    else:
+        environment = prepare_multi_gpu_env(args)
+    ours = ("ACCELERATE_", "FSDP_")
+    return {key: value for key, value in environment.items() if key.startswith(ours) and key not in os.environ}
 
 
 def prepare_process(kind: str) -> dict[str, Any]:
-    """Make this process ready for a kind of sharding; gives the arguments that ask for it.
+    """Make this process what `accelerate launch` would make it; gives the arguments that are needed besides.
 
-    accelerate ignores its FSDP plugin on the CPU. Nothing in it needs a GPU, so a test may set what `AcceleratorState`
-    sets on one; everything after that is what runs there.
+    On the CPU accelerate takes neither FSDP nor a process group for DeepSpeed. Nothing in FSDP2 needs a GPU, so a test
+    may set what `AcceleratorState` sets where there is one; everything after that is what runs there.
     """
     if kind == "ddp":
         return {}
+    os.environ |= launched_environment(kind)
     if kind == "fsdp2":
-        _enable_fsdp_on_cpu()
-        return {"fsdp": "full_shard", "fsdp_config": fsdp_config()}
-    os.environ |= {"DS_ACCELERATOR": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
-    PartialState(backend="gloo")  # which accelerate does not choose by itself for DeepSpeed
-    configured = {"accelerator_config": {"use_configured_state": True}, "use_cpu": False}
-    return {"deepspeed": deepspeed_config(int(kind[-1])), **configured}
+        _let_fsdp_run_on_the_cpu()
+        return {}
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    PartialState(backend="gloo")
+    options = {"accelerator_config": {"use_configured_state": True}, "use_cpu": False}
+    return {**options, "deepspeed": _IN_PIECES} if kind == "zero3" else options
 
 
-def fsdp_config() -> dict[str, Any]:
-    return {
-        "fsdp_version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": True,
-        "state_dict_type": "SHARDED_STATE_DICT",
-        "cpu_ram_efficient_loading": False,
-    }
+_IN_PIECES = {
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
+    "gradient_clipping": "auto",
+    # By default small weights stay whole, which in a tiny model are all.
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    "zero_allow_untested_optimizer": True,
+}
 
 
-def deepspeed_config(stage: int) -> dict[str, Any]:
-    auto = (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-    )
-    zero: dict[str, Any] = {"stage": stage}
-    if stage == 3:
-        # Small enough for tiny weights to be in pieces at all.
-        zero |= {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
-    return {**dict.fromkeys(auto, "auto"), "zero_optimization": zero, "zero_allow_untested_optimizer": True}
-
-
-def _enable_fsdp_on_cpu() -> None:
+def _let_fsdp_run_on_the_cpu() -> None:
     init = AcceleratorState.__init__
 
     def as_on_a_gpu(state: AcceleratorState, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
@@ -70,11 +70,11 @@ def _enable_fsdp_on_cpu() -> None:
     AcceleratorState.__init__ = as_on_a_gpu  # type: ignore[method-assign]
 
 
+def make_sharded(kind: str, algorithm: str, folder: Path, **options: Any) -> RolloutTrainer:
+    """A trainer of the tiny Llama, sharded in some way; see `make_trainer`."""
+    return make_trainer(algorithm, folder, **options, **prepare_process(kind))
+
+
 def whole_weights(trainer: RolloutTrainer) -> dict[str, Tensor]:
     """A copy of the policy's weights; every process has to ask."""
     return {name: value.clone() for name, value in whole_parameters(trainer.model)}
-
-
-def make_sharded(kind: str, algorithm: str, folder: Path, **options: Any) -> RolloutTrainer:
-    torch.use_deterministic_algorithms(False)
-    return make_trainer(algorithm, folder, **options, **prepare_process(kind))
