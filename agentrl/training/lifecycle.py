@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from agentrl.errors import ConfigurationError
 from agentrl.training.arguments import RolloutConfig
-from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
+from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, processes_of, save_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
@@ -48,10 +48,35 @@ class LifeCycle(Trainer):
             if resume_from_checkpoint is None:
                 raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
         checkpoint = resume_from_checkpoint or None
+        if checkpoint is not None and self.is_deepspeed_enabled:
+            self._check_world(checkpoint)
         # What an earlier call left belongs to other weights and other steps.
         in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
         self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
         return super().train(checkpoint, *args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write model and tokenizer for `from_pretrained`; every process calls it, and one writes.
+
+        Args:
+            output_dir: The folder; by default that of the run.
+            _internal_call: Whether `transformers` calls it, for a checkpoint or an upload.
+        """
+        if self.is_fsdp_enabled and not (_internal_call and output_dir is not None):
+            # `transformers` would write nothing where checkpoints are in pieces.
+            whole = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(output_dir, state_dict=whole)
+        super().save_model(output_dir, _internal_call)
+
+    def _check_world(self, checkpoint: str) -> None:
+        """Refuse a checkpoint whose optimizer state is cut for another number of processes."""
+        wrote = processes_of(checkpoint)
+        if wrote not in (None, self.args.world_size):
+            raise ConfigurationError(
+                f"{checkpoint} was written by {wrote} processes, and DeepSpeed's optimizer state belongs to that number. "
+                f"There are {self.args.world_size} now: resume with {wrote}, or start a new run from its weights."
+            )
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""

@@ -51,6 +51,13 @@ def check_distribution(trainer: Trainer) -> None:
             "a quantized model cannot be sharded: its weights are read whole for generation, and their packed form "
             "has no such reading. Use DDP or ZeRO-1/2, or leave quantization_config out."
         )
+    head = trainer.accelerator.unwrap_model(trainer.model).get_output_embeddings()
+    if _zero_stage(trainer) == 3 and head is not None and any(head.children()):
+        raise ConfigurationError(
+            "adapters on the LM head cannot be trained under ZeRO-3: it fetches each part of the head at each use, and "
+            "processes use it different numbers of times. Leave it out of target_modules and modules_to_save, or use "
+            "FSDP2 or ZeRO-2."
+        )
     one_precision = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     if getattr(args, "cast_lm_head_to_fp32", False) and one_precision and accelerator.mixed_precision != "no":
         raise ConfigurationError(

@@ -40,7 +40,10 @@ def prepare_process(kind: str) -> dict[str, Any]:
     """
     if kind == "ddp":
         return {}
-    os.environ |= launched_environment(kind)
+    if kind == "zero3":
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    else:
+        os.environ |= launched_environment(kind)
     if kind == "fsdp2":
         _let_fsdp_run_on_the_cpu()
         return {}
@@ -53,8 +56,12 @@ def prepare_process(kind: str) -> dict[str, Any]:
 _IN_PIECES = {
     **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
     "gradient_clipping": "auto",
-    # By default small weights stay whole, which in a tiny model are all.
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+    # Not from the shipped file: there small weights stay whole, which in a tiny model are all.
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
     "zero_allow_untested_optimizer": True,
 }
 

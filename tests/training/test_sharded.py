@@ -17,7 +17,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from agentrl.training.trainer import RolloutTrainer
 from tests.training.runs import distance, length_and_ids, local, logged, make_trainer, rows, small_model, step_logs
@@ -138,6 +138,27 @@ def test_both_processes_killed_within_a_window_go_on_as_if_they_had_not_been(kin
         assert resumed["kl"] == expected["kl"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 3])
+def test_another_number_of_processes_plays_the_window_in_flight_again(processes, tmp_path):
+    with pytest.raises(AssertionError, match="gave no answer"):
+        run_world(go_on, tmp_path / "killed", "ddp", tmp_path / "run", False, False, True)
+    results = run_world(go_on, tmp_path / "resumed", "ddp", tmp_path / "run", False, True, False, world_size=processes)
+    for result in results:
+        assert len(result["loss"]) == 5
+        assert all(torch.isfinite(value).all() for value in result["weights"].values())
+        assert distance(result["weights"], results[0]["weights"]) == 0
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_deepspeed_refuses_the_checkpoint_of_another_number_of_processes(tmp_path):
+    with pytest.raises(AssertionError, match="gave no answer"):
+        run_world(go_on, tmp_path / "killed", "zero2", tmp_path / "run", False, False, True)
+    with pytest.raises(AssertionError, match="written by 2 processes"):
+        run_world(go_on, tmp_path / "resumed", "zero2", tmp_path / "run", False, True, False, world_size=1)
+
+
 def evaluate_and_train(kind: str, folder: Path) -> list[dict[str, float]]:
     """Evaluate 3 rows in windows of 2 (in the last one the second process has nothing to play), train, evaluate."""
     options = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "max_steps": 1, "beta": 0.1}
@@ -146,6 +167,11 @@ def evaluate_and_train(kind: str, folder: Path) -> list[dict[str, float]]:
     )
     before = [trainer.evaluate()] if kind == "fsdp2" else []
     trainer.train()
+    trainer.save_model(str(folder / "saved"))
+    weights = whole_weights(trainer)
+    torch.distributed.barrier()
+    saved = AutoModelForCausalLM.from_pretrained(folder / "saved") if os.environ["RANK"] == "0" else None
+    assert saved is None or distance(dict(saved.named_parameters()), weights) == 0
     return [*before, trainer.evaluate()]
 
 
