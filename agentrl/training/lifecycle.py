@@ -15,6 +15,7 @@ from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
+from agentrl.training.sharding import whole_parameters
 from agentrl.training.windows import Window
 
 
@@ -62,20 +63,25 @@ class LifeCycle(Trainer):
             output_dir: The folder; by default that of the run.
             _internal_call: Whether `transformers` calls it, for a checkpoint or an upload.
         """
-        if self.is_fsdp_enabled and not (_internal_call and output_dir is not None):
-            # `transformers` would write nothing where checkpoints are in pieces.
-            whole = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state_dict=whole)
-        super().save_model(output_dir, _internal_call)
+        if not self.is_fsdp_enabled or (_internal_call and output_dir is not None):
+            super().save_model(output_dir, _internal_call)
+            return
+        # `transformers` would write nothing where checkpoints are in pieces.
+        model = self.accelerator.unwrap_model(self.model)
+        whole = {name: value.cpu().clone() for name, value in whole_parameters(model) if self.args.should_save}
+        if self.args.should_save:
+            kept = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+            self._save(output_dir, state_dict={**whole, **kept})
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
 
     def _check_world(self, checkpoint: str) -> None:
         """Refuse a checkpoint whose optimizer state is cut for another number of processes."""
         wrote = processes_of(checkpoint)
         if wrote not in (None, self.args.world_size):
             raise ConfigurationError(
-                f"{checkpoint} was written by {wrote} processes, and DeepSpeed's optimizer state belongs to that number. "
-                f"There are {self.args.world_size} now: resume with {wrote}, or start a new run from its weights."
+                f"{checkpoint} was written by {wrote} processes, and DeepSpeed's optimizer state belongs to that "
+                f"number. There are {self.args.world_size} now: resume with {wrote}, or start anew from its weights."
             )
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -94,7 +94,7 @@ class ReferencePolicy:
             write: Whether this is the process that writes; where weights are sharded the others help to collect them.
         """
         assert self.copy is not None
-        whole = {name: value.cpu().clone() if write else None for name, value in whole_parameters(self.copy)}
+        whole = {name: value.cpu().clone() for name, value in whole_parameters(self.copy) if write}
         if write:
             save_file(whole, str(Path(folder) / STATE_FILE))
 

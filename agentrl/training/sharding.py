@@ -172,7 +172,8 @@ class WholeCopy:
     def __init__(self, policy: PreTrainedModel, device: torch.device | str) -> None:
         self._device = torch.device(device)
         empty = {id(p): nn.Parameter(_nothing(p.dtype, self._device), requires_grad=False) for p in policy.parameters()}
-        self.model: PreTrainedModel = copy.deepcopy(policy, empty).to(self._device).eval()
+        self.model = copy.deepcopy(policy, empty).eval()
+        nn.Module.to(self.model, self._device)
 
     def gather(self, policy: nn.Module) -> None:
         """Take over the policy's weights as they are now."""
@@ -190,7 +191,7 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _whole(parameter: nn.Parameter) -> Tensor:
-    return parameter.detach().full_tensor() if isinstance(parameter, DTensor) else parameter.data
+    return parameter.full_tensor().detach() if isinstance(parameter, DTensor) else parameter.data
 
 
 def _gathered(parameter: nn.Parameter, *, written: bool = False) -> AbstractContextManager[Any]:
