@@ -15,7 +15,7 @@ from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
-from agentrl.training.sharding import whole_parameters
+from agentrl.training.sharding import check_engine, whole_parameters
 from agentrl.training.windows import Window
 
 
@@ -42,13 +42,14 @@ class LifeCycle(Trainer):
             **kwargs: The same.
 
         Raises:
-            ConfigurationError: There is no checkpoint to resume from.
+            ConfigurationError: There is no checkpoint to resume from, or DeepSpeed cannot go on from where it is.
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete(self.args.output_dir or ".")
             if resume_from_checkpoint is None:
                 raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
         checkpoint = resume_from_checkpoint or None
+        check_engine(self)
         if checkpoint is not None and self.is_deepspeed_enabled:
             self._check_world(checkpoint)
         # What an earlier call left belongs to other weights and other steps.

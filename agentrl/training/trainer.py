@@ -27,7 +27,7 @@ from agentrl.rollout.garbage import earlier_objects_set_aside
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
-from agentrl.training.checks import Environments, check_rows, check_sources
+from agentrl.training.checks import Environments, check_rows, check_sources, given_datasets
 from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
 from agentrl.training.completions_hub import CompletionsRepo
@@ -41,7 +41,7 @@ from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
-from agentrl.training.sharding import check_distribution, check_engine, prepare_evaluation
+from agentrl.training.sharding import check_distribution, prepare_evaluation
 from agentrl.training.windows import BatchRewards, Window
 from agentrl.types import derive_seed
 
@@ -99,8 +99,8 @@ class RolloutTrainer(LifeCycle):
             args=args,
         )
         calls_tools = bool(tools) or environment_factory is not None
-        given_datasets = _given_datasets(train_dataset, eval_dataset)
-        for dataset in given_datasets:
+        played = given_datasets(train_dataset, eval_dataset)
+        for dataset in played:
             check_rows(dataset, environment_factory, tools=calls_tools)
         model = load_model(model, args, quantization_config=quantization_config, peft_config=peft_config)
         tokenizer = load_tokenizer(processing_class, model, args)
@@ -134,7 +134,7 @@ class RolloutTrainer(LifeCycle):
             environment_factory=environment_factory,
             rollout_func=rollout_func,
             generator=generator,
-            datasets=given_datasets,
+            datasets=played,
         )
         self.regularization = Regularization(args, model, self.collector.reference)
         self.collector.score_options = self.regularization.score_options
@@ -311,7 +311,6 @@ class RolloutTrainer(LifeCycle):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see `LifeCycle.train`. Environments are closed at the end, also after an error."""
-        check_engine(self)
         self._completions[True].clear()
         self.collector.weights_changed()
         self.regularization.reset()
@@ -395,11 +394,6 @@ class RolloutTrainer(LifeCycle):
     def floating_point_ops(self, inputs: Any) -> int:
         """Estimate the operations of a micro-batch: 6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361)."""
         return 6 * self._parameters * inputs.input_ids.numel()
-
-
-def _given_datasets(train_dataset: Any, eval_dataset: Any) -> list[Any]:
-    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    return [dataset for dataset in (train_dataset, *evaluated) if dataset is not None]
 
 
 def _identity(batch: Any) -> Any:
