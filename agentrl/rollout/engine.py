@@ -3,7 +3,7 @@
 Each rollout is one coroutine on the engine's event loop; it waits for its own generator call, its own tools and its
 own environment, never for another rollout's. The loop lives in a thread of its own, so `run` works from the main
 thread, from any other thread and from inside a running loop (a notebook). It starts with the first `run` and ends
-with `close`.
+with `close`. `start` plays while the caller does something else.
 
 A rollout whose environment fails (`agentrl.rollout.episode` says when) is tried again after a while on a fresh
 instance with the same task and seed, then given up; its trajectory carries the failure and no reward. When too many
@@ -21,16 +21,21 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator, SamplingParams
+from agentrl.rollout.admission import Admission
+from agentrl.rollout.busy import Busy
 from agentrl.rollout.environments import merge_tools
 from agentrl.rollout.episode import Episode, Stage
 from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.loop import LoopThread
+from agentrl.rollout.play import Play
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
 from agentrl.rollout.threads import Threads
@@ -61,6 +66,10 @@ class RolloutEngine:
         tool_policy: The policy of tools whose author did not set one with `@tool`.
         tool_max_failures: Failed calls in a row, in at least two groups, that break a tool and end the run; None for
             any number.
+        max_concurrency: Most episodes at once, over everything that is being played; None for any number.
+
+    Attributes:
+        asking: How long the generator has had something to do.
 
     Raises:
         ToolDefinitionError: A tool or an environment does not meet the contract.
@@ -80,15 +89,18 @@ class RolloutEngine:
         environment_timeout: float | None = 600.0,
         tool_policy: ToolPolicy | None = None,
         tool_max_failures: int | None = 100,
+        max_concurrency: int | None = None,
     ) -> None:
         self.generator = generator
         self.renderer = renderer
         self.limits = limits or Limits(max_context=generator.max_context)
+        self.asking = Busy()
+        self._admission = Admission(max_concurrency)
         self._loop = LoopThread()
         self._threads = Threads()
         self._failures = failures or FailurePolicy()
         self._recent = FailureWindow(self._failures)
-        self._cancelled = threading.Event()
+        self._playing: set[threading.Event] = set()
         self._runs = 0
         self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
         self._tools = make_tools(tools)
@@ -110,8 +122,37 @@ class RolloutEngine:
             ToolBrokenError: A tool fails wherever it is called.
             GenerationError: The generator cannot go on.
         """
+        return self.wait(self.start(tasks, urgent=True))
+
+    def start(self, tasks: Sequence[Task], *, urgent: bool = False) -> Play:
+        """Begin to play one episode for each task, beside whatever is being played already; see `wait`.
+
+        Args:
+            tasks: What to play.
+            urgent: Whether these episodes come before those that still wait for a place among `max_concurrency`.
+        """
         self._runs += 1
-        trajectories = self.await_(self._run(list(tasks), self._runs))
+        play = Play(list(tasks))
+        play.future = self._loop.start(self._run(play, self._runs, urgent))
+        return play
+
+    def wait(self, play: Play, others: Iterable[Play] = ()) -> list[Trajectory]:
+        """Wait until all episodes of a play have ended; as `run`.
+
+        Args:
+            play: What to wait for. `KeyboardInterrupt` here cancels it.
+            others: An error of one of these is raised too, at once.
+        """
+        failing = [other.future for other in others if other is not play]
+        try:
+            self._loop.wait(play.future, _first_failure(failing))
+            for future in failing:
+                if future.done():
+                    future.result()
+            trajectories = play.future.result()
+        except BaseException:
+            play.future.cancel()
+            raise
         try:
             self._recent.check()
         except BaseException:
@@ -138,8 +179,9 @@ class RolloutEngine:
         return self._threads.abandoned
 
     def cancel(self) -> None:
-        """End all rollouts of the current `run` at their next limit check, with what they have so far."""
-        self._cancelled.set()
+        """End all rollouts that are being played at their next limit check, with what they have so far."""
+        for cancelled in list(self._playing):
+            cancelled.set()
 
     def release(self, trajectories: Sequence[Trajectory]) -> None:
         """Give the trajectories' environments back to the pool; call it when the rewards are known."""
@@ -163,8 +205,8 @@ class RolloutEngine:
         self._runner.forget_loop()
         self._threads.close()
 
-    async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
-        self._cancelled.clear()
+    async def _run(self, play: Play, run: int, urgent: bool) -> list[Trajectory]:
+        self._playing.add(cancelled := threading.Event())
         stage = Stage(
             generator=self.generator,
             renderer=self.renderer,
@@ -173,12 +215,13 @@ class RolloutEngine:
             runner=self._runner,
             tools=self._tools,
             environments=self.environments,
-            cancelled=self._cancelled,
+            cancelled=cancelled,
+            asking=self.asking,
         )
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
-            for i, task in enumerate(tasks):
-                rollouts.append(asyncio.create_task(self._rollout(stage, task, f"{run}/{i}")))
+            for i in range(len(play.tasks)):
+                rollouts.append(asyncio.create_task(self._rollout(stage, play, i, f"{run}/{i}", urgent)))
                 # One at a time: else every rollout would render and parse before the first tool starts, and
                 # all tools would end together too, so that nothing of our own work hides behind them.
                 await asyncio.sleep(0)
@@ -189,13 +232,20 @@ class RolloutEngine:
                     rollout.result()  # one error ends them all
             return [rollout.result() for rollout in rollouts]
         finally:
+            self._playing.discard(cancelled)
             await _end(rollouts)
 
-    async def _rollout(self, stage: Stage, task: Task, name: str) -> Trajectory:
+    async def _rollout(self, stage: Stage, play: Play, index: int, name: str, urgent: bool) -> Trajectory:
+        async with self._admission.place(urgent=urgent):
+            trajectory = play.finished[index] = await self._attempts(stage, play.tasks[index], name)
+        self._recent.add(trajectory)
+        return trajectory
+
+    async def _attempts(self, stage: Stage, task: Task, name: str) -> Trajectory:
         for attempt in range(self._failures.retries + 1):
             trajectory = await Episode(stage, task, f"{name}/{attempt + 1}").play()
             trajectory.retries = attempt
-            if trajectory.failure is None or attempt == self._failures.retries or self._cancelled.is_set():
+            if trajectory.failure is None or attempt == self._failures.retries or stage.cancelled.is_set():
                 break
             delay = backoff(attempt + 1, self._failures.delay)
             logger.warning(
@@ -208,8 +258,22 @@ class RolloutEngine:
                 delay,
             )
             await asyncio.sleep(delay)
-        self._recent.add(trajectory)
         return trajectory
+
+
+def _first_failure(futures: Sequence[Future[Any]]) -> Future[None]:
+    """Done when one of several futures fails."""
+    first: Future[None] = Future()
+
+    def look(future: Future[Any]) -> None:
+        if future.cancelled() or future.exception() is None:
+            return
+        with suppress(InvalidStateError):  # another one was quicker
+            first.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(look)
+    return first
 
 
 async def _end(rollouts: list[asyncio.Task[Trajectory]]) -> None:

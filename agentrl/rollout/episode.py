@@ -19,6 +19,7 @@ from agentrl.chat.forks import Continuation
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
 from agentrl.generation.base import Generator, SamplingParams
+from agentrl.rollout.busy import Busy
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation
 from agentrl.rollout.environments import episode_done, merge_tools
@@ -56,6 +57,7 @@ class Stage:
         tools: The standalone tools.
         environments: Where instances come from, None without environments.
         cancelled: Set when all episodes are to end.
+        asking: Measures how long the generator has something to do.
     """
 
     generator: Generator
@@ -66,6 +68,7 @@ class Stage:
     tools: Mapping[str, Tool]
     environments: EnvironmentPool | None
     cancelled: threading.Event
+    asking: Busy
 
 
 class Episode:
@@ -155,7 +158,8 @@ class Episode:
             if (limit := reached(limits, progress)) is not None:
                 return _outcome_of(limit), limit
             began = time.monotonic()
-            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
+            with self.stage.asking:
+                sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began
