@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from transformers import PreTrainedModel
+
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.generation.requests import Request, draw_next
@@ -39,6 +41,15 @@ class Scheduler:
         self._decoding: list[Request] = []  # its i-th row is slot i
         self._turns = 0
         self._admit_again = False
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that the runner runs."""
+        return self._runner.model
+
+    @model.setter
+    def model(self, model: PreTrainedModel) -> None:
+        self._runner.model = model
 
     @property
     def busy(self) -> bool:

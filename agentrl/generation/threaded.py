@@ -32,6 +32,9 @@ Answer = Callable[[Sample | GenerationError], None]
 class Core(Protocol):
     """Turns requests into samples, one step at a time; all calls come from one thread."""
 
+    model: Any
+    """What it runs; may be replaced while it is not busy."""
+
     @property
     def busy(self) -> bool:
         """Whether any request is unanswered."""
@@ -81,12 +84,18 @@ class ThreadedGenerator:
 
     @property
     def owns_weights(self) -> bool:
-        """Whether the model is the copy of a `Mirror`."""
+        """Whether `own_weights` was called."""
         return self._mirror is not None
 
-    def follow(self, mirror: Mirror) -> None:
-        """Say that the model is the copy of a mirror, which `sync` updates from now on."""
-        self._mirror = mirror
+    def own_weights(self) -> None:
+        """From now on sample from a copy of the model, which `sync` renews; to be called before the first `sample`.
+
+        Raises:
+            ConfigurationError: What runs the model cannot change its weights on the way.
+        """
+        if self._mirror is None:
+            self._mirror = Mirror(self._core.model)
+            self._core.model = self._mirror.model
 
     async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""

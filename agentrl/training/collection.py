@@ -121,6 +121,7 @@ class Collector:
                 else generator(policy)
             )
             self._owns_generator = True
+        self._prepare_generator()
         exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
         self.corrects_sampler = corrects_sampler and not exact
         self.sampling = sampling_of(args)
@@ -145,6 +146,7 @@ class Collector:
             environment_timeout=args.environment_timeout,
             tool_policy=ToolPolicy(timeout=args.tool_timeout),
             tool_max_failures=args.tool_max_failures,
+            max_concurrency=getattr(args, "max_concurrency", None),
         )
         pool = self.engine.environments
         columns = _common_columns(datasets)
@@ -193,7 +195,7 @@ class Collector:
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
         """
-        draw = self._draw(tasks)
+        draw = self._take(identity, tasks)
         everywhere, mine = self._gather(draw.records)
         rewards = self._rewards_of(everywhere)
         discarded = Discarded()
@@ -218,9 +220,11 @@ class Collector:
         kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
         advantages = self._advantages(rewards, kl_R)
         order = list(chain.from_iterable(plan))
+        ordered = [rows[r] for r in order]
         if advantages.dim() == 2:
-            micro_batches = add_turn_advantages(micro_batches, advantages[order], [rows[r] for r in order])
+            micro_batches = add_turn_advantages(micro_batches, advantages[order], ordered)
             advantages = advantages[:, 0]
+        micro_batches = self._mark_stale(identity, micro_batches, ordered)
         micro_batches = [
             dataclasses.replace(batch, advantages_R=advantages[torch.tensor(part, dtype=torch.int64)])
             for batch, part in zip(micro_batches, plan, strict=True)
@@ -241,9 +245,25 @@ class Collector:
             log=log,
         )
 
+    def _prepare_generator(self) -> None:
+        """Called once the generator is there: it may share the policy's weights, for one rests while the other works."""
+
+    def _take(self, identity: Any, tasks: list[Task]) -> Draw:
+        """What a window has drawn with its own tasks."""
+        return self._draw(tasks)
+
+    def _mark_stale(
+        self, identity: Any, batches: list[MicroBatch], rows: Sequence[TrainingRow]
+    ) -> list[MicroBatch]:
+        """Say which targets older weights drew: none, since weights do not change while a window is played."""
+        return batches
+
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
-        trajectories = self._play(tasks)
+        return self._reward(self._play(tasks))
+
+    def _reward(self, trajectories: list[Trajectory]) -> Draw:
+        """Reward trajectories and give their environments back."""
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
@@ -278,10 +298,14 @@ class Collector:
 
     # Playing ------------------------------------------------------------------------------------------------
 
-    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+    def _sync(self) -> None:
+        """Tell the generator of new weights, once for each optimizer step."""
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
+
+    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+        self._sync()
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
         return self.engine.run(tasks)

@@ -36,7 +36,7 @@ from agentrl.training.lifecycle import LifeCycle
 from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training_loader
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
-from agentrl.training.objective_metrics import sampler_metrics
+from agentrl.training.objective_metrics import sampler_metrics, with_recorded
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
@@ -50,6 +50,7 @@ class RolloutTrainer(LifeCycle):
     """What GRPO and RLOO share. Subclasses say how rewards become advantages and what the loss is."""
 
     config_class: ClassVar[type[RolloutConfig]]
+    collector_class: ClassVar[type[Collector]] = Collector
     model: PreTrainedModel
     processing_class: PreTrainedTokenizerBase
 
@@ -116,7 +117,7 @@ class RolloutTrainer(LifeCycle):
         self.loss_is_scaled_for_ga = True
         self.num_generations = args.num_generations
         self.num_generations_eval = args.eval_generations
-        self.collector = Collector(
+        self.collector = self.collector_class(
             self,
             args,
             model,
@@ -356,9 +357,16 @@ class RolloutTrainer(LifeCycle):
         )
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
-    def old_logps(self, batch: MicroBatch) -> Tensor | None:
-        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
-        return None if self.collector.on_policy else batch.old_logps_N
+    def old_logps(self, scores: Scores, batch: MicroBatch) -> Tensor | None:
+        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1.
+
+        What older weights drew has its ratio against the logprobs recorded then, everything else against the weights
+        that the window was begun with.
+        """
+        if not self.collector.on_policy:
+            assert batch.old_logps_N is not None
+            return with_recorded(batch.old_logps_N, batch)
+        return None if batch.stale_N is None else with_recorded(scores.logps_N.detach(), batch)
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""
