@@ -48,10 +48,13 @@ DONE = TOKENIZER.encode("<|im_end|>")
 class Buttons:
     """Reward is how often the button was pressed, and a part that the episode's seed decides."""
 
-    alive = 0
+    def __init_subclass__(cls) -> None:
+        cls.open = set()
+
+    open: set[int] = set()  # noqa: RUF012 - instances, of each class
 
     def __init__(self) -> None:
-        type(self).alive += 1
+        self.open.add(id(self))
 
     def reset(self, seed: int, **_: Any) -> str:
         self.count = seed % 7 / 10
@@ -67,7 +70,11 @@ class Buttons:
         return self.count
 
     def close(self) -> None:
-        type(self).alive -= 1
+        self.open.discard(id(self))
+
+
+def chat_model() -> Any:
+    return tiny_model("qwen3", vocab_size=len(TOKENIZER), max_position_embeddings=1024)
 
 
 def pressing(_: Any = None) -> ScriptedGenerator:
@@ -76,6 +83,18 @@ def pressing(_: Any = None) -> ScriptedGenerator:
     def turn(_: str, __: list[int], params: SamplingParams) -> list[int]:
         draw = random.Random(params.seed)
         return [draw.randrange(40, 60) for _ in range(draw.randint(1, 3))] + (CALL if draw.random() < 0.5 else DONE)
+
+    return ScriptedGenerator(turn)
+
+
+def calling() -> ScriptedGenerator:
+    """Calls the tool in the first turn of each episode, and then ends it."""
+    asked: set[str] = set()
+
+    def turn(session: str, _: list[int], __: SamplingParams) -> list[int]:
+        again = session in asked
+        asked.add(session)
+        return DONE if again else CALL
 
     return ScriptedGenerator(turn)
 
@@ -89,11 +108,10 @@ def own_weights(model: Any) -> Any:
 def make(algorithm: str, folder: Path, *, environment: bool = False, **options: Any) -> RolloutTrainer:
     """A trainer of five steps, of text or in an environment with a tool."""
     options = {"max_steps": 5, "dataset": rows(10), "generator": local, "max_completion_length": 6, **options}
-    options |= {"lr_scheduler_type": "constant"}
     if environment:
-        options |= {"generator": pressing, "dataset": chat_rows(10), "max_completion_length": 120, "reward": None}
+        options |= {"learning_rate": 1e-3, "generator": pressing, "dataset": chat_rows(10), "max_completion_length": 120, "reward": None}
         options["keywords"] = {"environment_factory": Buttons, "processing_class": TOKENIZER}
-        options["model"] = tiny_model("qwen3", vocab_size=len(TOKENIZER), max_position_embeddings=1024)
+        options["model"] = chat_model()
     return make_trainer(algorithm, folder, **options)
 
 
@@ -317,11 +335,9 @@ def test_rollouts_go_on_while_the_optimizer_works(tmp_path):
                 assert await asyncio.to_thread(door.opened.wait, 20), "nothing was played meanwhile"
             return "pressed"
 
-    generator = ScriptedGenerator(lambda session, ids, params: CALL if len(ids) < 40 else DONE)
-    trainer = make("async_grpo", tmp_path, environment=True, max_staleness=1, max_steps=3, shuffle_dataset=False)
     trainer = make_trainer(
         "async_grpo", tmp_path, max_staleness=1, max_steps=3, shuffle_dataset=False, max_completion_length=120,
-        generator=generator, dataset=chat_rows(6, row=list(range(6))), reward=None, model=trainer.model,
+        generator=calling(), dataset=chat_rows(6, row=list(range(6))), reward=None, model=chat_model(),
         keywords={"environment_factory": Waiting, "processing_class": TOKENIZER, "callbacks": [door]},
     )  # fmt: skip
     trainer.train()
@@ -344,10 +360,9 @@ def test_no_more_rollouts_run_at_once_than_max_inflight_tasks(tmp_path):
             inside -= 1
             return "pressed"
 
-    trainer = make("async_grpo", tmp_path, environment=True, max_staleness=4, max_inflight_tasks=3)
     trainer = make_trainer(
         "async_grpo", tmp_path, max_staleness=4, max_inflight_tasks=3, max_steps=4, generator=pressing, reward=None,
-        dataset=chat_rows(8), model=trainer.model, max_completion_length=120,
+        dataset=chat_rows(8), model=chat_model(), max_completion_length=120,
         keywords={"environment_factory": Counted, "processing_class": TOKENIZER},
     )  # fmt: skip
     trainer.train()
@@ -436,13 +451,11 @@ def test_whatever_ends_training_ends_what_is_being_played(how, tmp_path):
             self.late = row >= 2
             return super().reset(seed)
 
-    generator = ScriptedGenerator(lambda session, ids, params: CALL if len(ids) < 40 else DONE)
-    model = tiny_model("qwen3", vocab_size=len(TOKENIZER), max_position_embeddings=1024)
     stop = Stop(how)
     before = threads()
     trainer = make_trainer(
         "async_grpo", tmp_path, max_staleness=2, max_steps=5, shuffle_dataset=False, max_completion_length=120,
-        generator=generator, dataset=chat_rows(10, row=list(range(10))), reward=None, model=model,
+        generator=calling(), dataset=chat_rows(10, row=list(range(10))), reward=None, model=chat_model(),
         keywords={"environment_factory": Endless, "processing_class": TOKENIZER, "callbacks": [stop]},
     )  # fmt: skip
     began = time.monotonic()
@@ -453,17 +466,17 @@ def test_whatever_ends_training_ends_what_is_being_played(how, tmp_path):
             with pytest.raises((ValueError, KeyboardInterrupt)):
                 trainer.train()
         assert threads() == before
-        assert Endless.alive == 0
+        assert not Endless.open
     assert time.monotonic() - began < 30
 
 
 def test_an_error_in_a_window_ahead_stops_the_run_with_its_message(tmp_path):
     """It is raised although the trainer waits for another window, which does not end."""
 
-    def turn(session: str, ids: list[int], params: SamplingParams) -> list[int]:
+    def turn(session: str, *_: Any) -> list[int]:
         if session.startswith("2/"):
             raise GenerationError("the generator broke in window 2")
-        return CALL if len(ids) < 40 else DONE
+        return CALL
 
     class Slow(Buttons):
         async def press(self) -> str:
@@ -471,15 +484,14 @@ def test_an_error_in_a_window_ahead_stops_the_run_with_its_message(tmp_path):
             await asyncio.sleep(3600)
             return "pressed"
 
-    model = tiny_model("qwen3", vocab_size=len(TOKENIZER), max_position_embeddings=1024)
     trainer = make_trainer(
         "async_grpo", tmp_path, max_staleness=2, max_steps=5, generator=ScriptedGenerator(turn), reward=None,
-        dataset=chat_rows(10), model=model, max_completion_length=120,
+        dataset=chat_rows(10), model=chat_model(), max_completion_length=120,
         keywords={"environment_factory": Slow, "processing_class": TOKENIZER},
     )  # fmt: skip
     with pytest.raises(GenerationError, match="the generator broke in window 2"):
         trainer.train()
-    assert Slow.alive == 0
+    assert not Slow.open
 
 
 # What is refused -----------------------------------------------------------------------------------------------
