@@ -103,5 +103,6 @@ class Generator(Protocol):
         Raises:
             GenerationError: The weights could not be handed over.
         """
+
     def close(self) -> None:
         """Free threads and memory; idempotent."""

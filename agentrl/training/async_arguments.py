@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigurationError
-from agentrl.training.arguments import GRPOConfig, RLOOConfig, RolloutConfig, as_dict
+from agentrl.training.arguments import GRPOConfig, RLOOConfig, as_dict
 from agentrl.training.arguments import _arg as arg
 from agentrl.training.objective_checks import require
 
-_Base = RolloutConfig if TYPE_CHECKING else object
-"""What the options are added to. No base class at run time: its defaults would win over those of RLOO."""
+if TYPE_CHECKING:
+    from agentrl.training.arguments import RolloutConfig as _Base
+else:
+    _Base = object  # its defaults would win over those of RLOO
 
 
 @dataclass

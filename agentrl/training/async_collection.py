@@ -160,9 +160,7 @@ class AsyncCollector(Collector):
 
     # Staleness and measures ---------------------------------------------------------------------------------
 
-    def _mark_stale(
-        self, identity: Any, batches: list[MicroBatch], rows: Sequence[TrainingRow]
-    ) -> list[MicroBatch]:
+    def _mark_stale(self, identity: Any, batches: list[MicroBatch], rows: Sequence[TrainingRow]) -> list[MicroBatch]:
         if identity is None:
             return batches  # evaluation hands the weights over before it plays
         version = self.trainer.state.global_step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,13 @@ from agentrl.training.data import ScheduledStep, make_tasks, training_shape
 from agentrl.training.finished import load_finished, save_finished
 from agentrl.training.trainer import RolloutTrainer
 
-_Base = RolloutTrainer if TYPE_CHECKING else object
 
-
-class AsyncTraining(_Base):
-    """To be put before a `RolloutTrainer`, whose rollouts are then played while the optimizer works."""
+class AsyncTraining(RolloutTrainer):
+    """To be put before `GRPOTrainer` or `RLOOTrainer`, whose rollouts are then played while the optimizer works."""
 
     collector_class = AsyncCollector
     collector: AsyncCollector
-    args: AsyncOptions  # type: ignore[assignment]
+    args: AsyncOptions
     _offset = 0
     _paced: int | None = None
 

@@ -164,11 +164,11 @@ def _typed(hint: Any, value: Any) -> Any:
         kinds = options if len(options) == len(value) and Ellipsis not in options else [options[0]] * len(value)
         return tuple(map(_typed, kinds, value))
     if get_origin(hint) is list and dataclasses.is_dataclass(options[0]):
-        return [restored(options[0], entry) for entry in value]
+        return [_typed(options[0], entry) for entry in value]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     if isinstance(hint, type) and hasattr(hint, "_fields"):  # a NamedTuple
         return hint(*map(_typed, get_type_hints(hint).values(), value))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return restored(hint, value)
+        return hint(**fields_of(hint, value))
     return value

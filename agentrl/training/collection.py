@@ -30,6 +30,7 @@ from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
+from agentrl.training.checks import common_columns
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
@@ -149,7 +150,7 @@ class Collector:
             max_concurrency=getattr(args, "max_concurrency", None),
         )
         pool = self.engine.environments
-        columns = _common_columns(datasets)
+        columns = common_columns(datasets)
         if pool is not None and columns is not None:
             pool.check_columns(columns)
         self.rewards = RewardSet(
@@ -246,15 +247,13 @@ class Collector:
         )
 
     def _prepare_generator(self) -> None:
-        """Called once the generator is there: it may share the policy's weights, for one rests while the other works."""
+        """Called once the generator is there; it may share the policy's weights: one rests while the other works."""
 
     def _take(self, identity: Any, tasks: list[Task]) -> Draw:
         """What a window has drawn with its own tasks."""
         return self._draw(tasks)
 
-    def _mark_stale(
-        self, identity: Any, batches: list[MicroBatch], rows: Sequence[TrainingRow]
-    ) -> list[MicroBatch]:
+    def _mark_stale(self, identity: Any, batches: list[MicroBatch], rows: Sequence[TrainingRow]) -> list[MicroBatch]:
         """Say which targets older weights drew: none, since weights do not change while a window is played."""
         return batches
 
@@ -399,11 +398,3 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def _common_columns(datasets: Sequence[Any]) -> set[str] | None:
-    """Return the columns that every dataset has, None where a stream does not say."""
-    names = [dataset.column_names for dataset in datasets]
-    if any(columns is None for columns in names):
-        return None
-    return set.intersection(*map(set, names)) if names else set()

@@ -75,7 +75,10 @@ def load_finished(folder: str | Path, shape: Shape) -> dict[Place, FinishedRow]:
         with path.open(encoding="utf-8") as file:
             if (groups := json.loads(next(file))) != _groups(shape):
                 logger.warning(
-                    "%s was written with %s, and now it is %s; its rollouts are played again", path, groups, _groups(shape)
+                    "%s was written with %s, and now it is %s; its rollouts are played again",
+                    path,
+                    groups,
+                    _groups(shape),
                 )
                 continue
             for line in file:

@@ -5,13 +5,13 @@ Shares and means are over the trained tokens, or over the rows that have any whe
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from agentrl.objectives.losses import Surrogate
 from agentrl.objectives.segments import row_counts, row_means
 from agentrl.training.batching import MicroBatch
 from agentrl.training.metrics import MetricStore
+from agentrl.training.old_policy import logps_when_sampled
 from agentrl.training.scoring import Scores
 
 
@@ -57,17 +57,6 @@ def sampler_metrics(scores: Scores, batch: MicroBatch, metrics: MetricStore) -> 
     if known := difference.numel():
         metrics.add("sampling/sampling_logp_difference/mean", difference.mean().item(), known)
         metrics.add("sampling/sampling_logp_difference/max", difference.max().item(), how="max")
-
-
-def logps_when_sampled(scores: Scores, batch: MicroBatch) -> Tensor:
-    """What the trainer computes for the weights that sampled, (N,), no gradient; of stale targets what was recorded."""
-    known_N = scores.logps_N.detach() if batch.old_logps_N is None else batch.old_logps_N
-    return with_recorded(known_N, batch)
-
-
-def with_recorded(logps_N: Tensor, batch: MicroBatch) -> Tensor:
-    """Logprobs of targets, with those recorded by the sampler in the places of stale ones."""
-    return logps_N if batch.stale_N is None else torch.where(batch.stale_N, batch.sampler_logps_N, logps_N)
 
 
 def weight_metrics(weight_N: Tensor, row_N: Tensor, rows: int, metrics: MetricStore, *, level: str) -> None:

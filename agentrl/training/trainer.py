@@ -26,7 +26,7 @@ from agentrl.objectives.aggregation import Denominators
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
-from agentrl.training.checks import Environments, check_rows, check_sources
+from agentrl.training.checks import Environments, check_rows, check_sources, given_datasets
 from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
 from agentrl.training.completions_hub import CompletionsRepo
@@ -36,7 +36,8 @@ from agentrl.training.lifecycle import LifeCycle
 from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training_loader
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
-from agentrl.training.objective_metrics import sampler_metrics, with_recorded
+from agentrl.training.objective_metrics import sampler_metrics
+from agentrl.training.old_policy import old_logps
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
@@ -98,8 +99,8 @@ class RolloutTrainer(LifeCycle):
             args=args,
         )
         calls_tools = bool(tools) or environment_factory is not None
-        given_datasets = _given_datasets(train_dataset, eval_dataset)
-        for dataset in given_datasets:
+        played = given_datasets(train_dataset, eval_dataset)
+        for dataset in played:
             check_rows(dataset, environment_factory, tools=calls_tools)
         model = load_model(model, args, quantization_config=quantization_config, peft_config=peft_config)
         tokenizer = load_tokenizer(processing_class, model, args)
@@ -132,7 +133,7 @@ class RolloutTrainer(LifeCycle):
             environment_factory=environment_factory,
             rollout_func=rollout_func,
             generator=generator,
-            datasets=given_datasets,
+            datasets=played,
         )
         self.regularization = Regularization(args, model, self.collector.reference)
         self.collector.score_options = self.regularization.score_options
@@ -358,15 +359,8 @@ class RolloutTrainer(LifeCycle):
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
     def old_logps(self, scores: Scores, batch: MicroBatch) -> Tensor | None:
-        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1.
-
-        What older weights drew has its ratio against the logprobs recorded then, everything else against the weights
-        that the window was begun with.
-        """
-        if not self.collector.on_policy:
-            assert batch.old_logps_N is not None
-            return with_recorded(batch.old_logps_N, batch)
-        return None if batch.stale_N is None else with_recorded(scores.logps_N.detach(), batch)
+        """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
+        return old_logps(scores, batch, on_policy=self.collector.on_policy)
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""
@@ -397,11 +391,6 @@ class RolloutTrainer(LifeCycle):
     def floating_point_ops(self, inputs: Any) -> int:
         """Estimate the operations of a micro-batch: 6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361)."""
         return 6 * self._parameters * inputs.input_ids.numel()
-
-
-def _given_datasets(train_dataset: Any, eval_dataset: Any) -> list[Any]:
-    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    return [dataset for dataset in (train_dataset, *evaluated) if dataset is not None]
 
 
 def _identity(batch: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -35,15 +36,17 @@ def logprobs(model: Any, ids: list[int]) -> list[float]:
     return [scores[len(PROMPT) + i - 1, token].item() for i, token in enumerate(ids)]
 
 
+def until_decoded(generator: Any, tokens: int) -> None:
+    while generator.stats.decoded_tokens < tokens:
+        time.sleep(0.001)
+
+
 async def sample_and_train(generator: Any, model: Any, tokens: int) -> Sample:
     """Sample a turn; in the midst of it train the policy, and a little later hand the weights over."""
     turn = asyncio.create_task(generator.sample("a", PROMPT, SamplingParams(max_tokens=tokens)))
-    while not generator.stats.decoded_tokens:
-        await asyncio.sleep(0.001)
+    await asyncio.to_thread(until_decoded, generator, 1)
     train(model)
-    seen = generator.stats.decoded_tokens
-    while not turn.done() and generator.stats.decoded_tokens < seen + 5:
-        await asyncio.sleep(0.001)
+    await asyncio.to_thread(until_decoded, generator, generator.stats.decoded_tokens + 5)
     await asyncio.to_thread(generator.sync, 7)
     return await turn
 
@@ -111,5 +114,5 @@ def test_weights_that_cannot_be_handed_over_are_an_error_where_they_should_have_
 
 def test_the_engine_of_transformers_cannot_change_weights_on_the_way(generators):
     generator = generators(ContinuousGenerator(tiny_model("llama")))
-    with pytest.raises(ConfigurationError, match="use_transformers_continuous_batching.*gives up its turns"):
+    with pytest.raises(ConfigurationError, match=r"use_transformers_continuous_batching.*gives up its turns"):
         generator.own_weights()

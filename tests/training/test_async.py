@@ -20,8 +20,8 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.async_collection import may_start
 from agentrl.training.batching import collate
-from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.metrics import MetricStore
+from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.scoring import Scores
 from agentrl.training.trainer import RolloutTrainer
 from agentrl.training.windows import TrainingRow, mark_stale
@@ -109,7 +109,13 @@ def make(algorithm: str, folder: Path, *, environment: bool = False, **options: 
     """A trainer of five steps, of text or in an environment with a tool."""
     options = {"max_steps": 5, "dataset": rows(10), "generator": local, "max_completion_length": 6, **options}
     if environment:
-        options |= {"learning_rate": 1e-3, "generator": pressing, "dataset": chat_rows(10), "max_completion_length": 120, "reward": None}
+        options |= {
+            "learning_rate": 1e-3,
+            "generator": pressing,
+            "dataset": chat_rows(10),
+            "max_completion_length": 120,
+            "reward": None,
+        }
         options["keywords"] = {"environment_factory": Buttons, "processing_class": TOKENIZER}
         options["model"] = chat_model()
     return make_trainer(algorithm, folder, **options)
@@ -209,7 +215,7 @@ def test_the_tokens_of_a_rollout_that_went_on_across_updates_have_their_versions
     """Long turns, and weights that change meanwhile: what is recorded for a token is its probability then."""
     trainer = make(
         "async_grpo", tmp_path, max_staleness=4, max_completion_length=60, max_steps=8, generation_batch_size=4,
-        **{"per_device_train_batch_size": 4, "dataset": rows(20)},
+        per_device_train_batch_size=4, dataset=rows(20),
     )  # fmt: skip
     spans: list[int] = []
     reward = trainer.collector._reward

@@ -79,8 +79,7 @@ class Slow(Buttons):
     async def press(self) -> str:
         """Press the button."""
         if self.row in (3, 5):
-            while not self.door.is_set():
-                await asyncio.sleep(0.005)
+            await asyncio.to_thread(self.door.wait, 60)
         self.count += 1
         self.played.append(self.row)
         return "pressed"
