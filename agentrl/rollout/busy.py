@@ -11,17 +11,17 @@ class Busy:
 
     def __init__(self) -> None:
         self._inside = 0
-        self._since = 0.0
-        self._before = 0.0
+        self._total: tuple[float, float | None] = 0.0, None  # before, and since when again; one value, for readers
 
     @property
     def seconds(self) -> float:
         """Time with somebody inside, since construction."""
-        return self._before + (time.monotonic() - self._since if self._inside else 0.0)
+        before, since = self._total
+        return before if since is None else before + time.monotonic() - since
 
     def __enter__(self) -> None:
         if not self._inside:
-            self._since = time.monotonic()
+            self._total = self._total[0], time.monotonic()
         self._inside += 1
 
     def __exit__(
@@ -29,4 +29,4 @@ class Busy:
     ) -> None:
         self._inside -= 1
         if not self._inside:
-            self._before += time.monotonic() - self._since
+            self._total = self.seconds, None

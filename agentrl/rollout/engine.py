@@ -95,6 +95,7 @@ class RolloutEngine:
         self.renderer = renderer
         self.limits = limits or Limits(max_context=generator.max_context)
         self.asking = Busy()
+        self._max_concurrency = max_concurrency
         self._admission = Admission(max_concurrency)
         self._loop = LoopThread()
         self._threads = Threads()
@@ -203,6 +204,7 @@ class RolloutEngine:
             self._loop.run_for(CLOSE_SECONDS, self.environments.close(), "closing the environments")
         self._loop.close()
         self._runner.forget_loop()
+        self._admission = Admission(self._max_concurrency)  # what was left behind keeps its place in the old one
         self._threads.close()
 
     async def _run(self, play: Play, run: int, urgent: bool) -> list[Trajectory]:

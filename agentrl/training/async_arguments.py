@@ -29,7 +29,7 @@ class AsyncOptions(_Base):
         2048, "Most tokens after the prompt, over the whole episode, tool results included; None: no limit."
     )
     logging_steps: float = arg(1, "Log every so many optimizer steps; below 1, a share of all steps.")
-    lr_scheduler_type: str = arg("constant", "The learning-rate schedule.")  # type: ignore[assignment]
+    lr_scheduler_type: str = arg("constant", "The learning-rate schedule.")
     dtype: str = arg("float32", "What a model given by name is loaded in; a dtype in model_init_kwargs wins.")
 
     max_staleness: int = arg(

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from agentrl.training.windows import TrainingRow, mark_stale
 from agentrl.types import FinishReason, Outcome, Task, Trajectory, Turn
 from tests.training.helpers import TOKENIZER, chat_rows
 from tests.training.runs import (
-    first_fast,
     length_and_ids,
     local,
     logged,
@@ -138,8 +138,18 @@ ROUNDED = {"sampling/sampling_logp_difference/mean", "sampling/sampling_logp_dif
 """Rounding differs with the rows that happen to share a step of the generator, in every trainer."""
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
-@pytest.mark.parametrize("name", first_fast(SAME, 3))
+def cases(names: Iterable[str], fast: set[tuple[str, str]]) -> list[Any]:
+    """Each name with both algorithms; what is not fast is slow."""
+    return [
+        pytest.param(name, algorithm, marks=[] if (name, algorithm) in fast else [pytest.mark.slow])
+        for name in names
+        for algorithm in ("grpo", "rloo")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), cases(SAME, {("environment", "grpo"), ("environment", "rloo"), ("iterations", "grpo")})
+)
 def test_staleness_0_is_the_trainer_that_is_not_async_bit_for_bit(name, algorithm, tmp_path):
     """Invariant 9: parameters and everything that is logged."""
     options = dict(SAME[name])
@@ -183,8 +193,9 @@ PACES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
-@pytest.mark.parametrize("pace", first_fast(PACES, 2))
+@pytest.mark.parametrize(
+    ("pace", "algorithm"), cases(PACES, {("1", "rloo"), ("3, weights handed over every other step", "grpo")})
+)
 def test_staleness_is_bounded_by_what_is_started_and_nothing_is_thrown_away(pace, algorithm, tmp_path):
     """Rollouts are as old as they may be, never older; each is trained once, in the order of the schedule."""
     order: dict[str, list[int]] = {}
@@ -214,7 +225,7 @@ def test_staleness_is_bounded_by_what_is_started_and_nothing_is_thrown_away(pace
 def test_the_tokens_of_a_rollout_that_went_on_across_updates_have_their_versions(tmp_path):
     """Long turns, and weights that change meanwhile: what is recorded for a token is its probability then."""
     trainer = make(
-        "async_grpo", tmp_path, max_staleness=4, max_completion_length=60, max_steps=8, generation_batch_size=4,
+        "async_grpo", tmp_path, max_staleness=4, max_completion_length=60, max_steps=6, generation_batch_size=4,
         per_device_train_batch_size=4, dataset=rows(20),
     )  # fmt: skip
     spans: list[int] = []
@@ -442,7 +453,7 @@ class Stop(TrainerCallback):
         control.should_training_stop = True
 
 
-@pytest.mark.parametrize("how", ["request", "error", "ctrl-c"])
+@pytest.mark.parametrize("how", ["request", "ctrl-c", pytest.param("error", marks=pytest.mark.slow)])
 def test_whatever_ends_training_ends_what_is_being_played(how, tmp_path):
     """No thread is left, no environment open, and the trainer can train again."""
 
