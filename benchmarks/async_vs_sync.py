@@ -82,14 +82,18 @@ def train(side: str, options: argparse.Namespace) -> dict[str, Any]:
             callbacks=[Clock()],
         )
         waits: list[float] = []
+        rollouts: list[list[tuple[int, float]]] = []  # each a list of turns: sampled tokens, seconds of its tools
         wait = trainer.collector.engine.wait
 
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
-            try:
-                return wait(*args)
-            finally:
-                waits.append(time.perf_counter() - began)
+            trajectories = wait(*args)
+            waits.append(time.perf_counter() - began)
+            rollouts.extend(
+                [(turn.stop - turn.start, max((r.seconds for r in turn.results), default=0.0)) for turn in t.turns]
+                for t in trajectories
+            )
+            return trajectories
 
         trainer.collector.engine.wait = timed
         trainer.train()
@@ -100,6 +104,9 @@ def train(side: str, options: argparse.Namespace) -> dict[str, Any]:
         "waiting": sum(waits[1:]) / seconds,
         "staleness": fmean([log.get("async/staleness/mean", 0.0) for log in logs]),
         "rewards": [log["reward"] for log in logs],
+        "rows": rows,
+        "rollouts": rollouts,
+        "train_seconds": (seconds - sum(waits[1:])) / (len(ends) - 1),
     }
 
 
