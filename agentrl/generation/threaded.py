@@ -84,8 +84,12 @@ class ThreadedGenerator:
 
     @property
     def owns_weights(self) -> bool:
-        """Whether `own_weights` was called."""
+        """Whether the model is the copy of a `Mirror`."""
         return self._mirror is not None
+
+    def follow(self, mirror: Mirror) -> None:
+        """Say that the model is the copy of a mirror, which `sync` updates from now on."""
+        self._mirror = mirror
 
     def own_weights(self) -> None:
         """From now on sample from a copy of the model, which `sync` renews; to be called before the first `sample`.
@@ -93,9 +97,10 @@ class ThreadedGenerator:
         Raises:
             ConfigurationError: What runs the model cannot change its weights on the way.
         """
-        if self._mirror is None:
-            self._mirror = Mirror(self._core.model)
-            self._core.model = self._mirror.model
+        if not self.owns_weights:
+            mirror = Mirror(self._core.model)
+            self._core.model = mirror.model
+            self.follow(mirror)
 
     async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""

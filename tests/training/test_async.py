@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import IterableDataset
+from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import SamplingParams
+from agentrl.objectives.aggregation import AGGREGATIONS
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.async_collection import may_start
@@ -409,6 +411,34 @@ def test_a_stream_is_read_ahead_but_once(tmp_path):
 
 
 # Everything else goes on working -------------------------------------------------------------------------------
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    **{loss: {"loss_type": loss} for loss in sorted(AGGREGATIONS)},
+    "sequence level": {"importance_sampling_level": "sequence"},
+    "reference": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2},
+    "masks": {"off_policy_mask_threshold": 0.1, "top_entropy_quantile": 0.5, "delta": 2.0},
+    "entropy": {"use_adaptive_entropy": True, "entropy_coef": 0.1},
+    "sampler corrected": {"bf16": True, "vllm_importance_sampling_mode": "token_truncate"},
+    "rloo": {"beta": 0.1, "normalize_advantages": True},
+    "adapters": {"beta": 0.1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_learns_from_stale_rollouts(name, tmp_path):
+    model = small_model()
+    if name == "adapters":
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    trainer = make(
+        "async_rloo" if name == "rloo" else "async_grpo", tmp_path, model=model, max_staleness=1, max_steps=3,
+        num_iterations=2, **OBJECTIVES[name],
+    )  # fmt: skip
+    before = weights(trainer)
+    trainer.train()
+    change = max((before[key] - value).abs().max() for key, value in weights(trainer).items())
+    assert 0 < change < 1
+    assert max(value for value in logged(trainer, "async/staleness/max") if value is not None) == 1
 
 
 def test_evaluation_in_between_plays_with_the_weights_of_that_step(tmp_path):
