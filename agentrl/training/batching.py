@@ -60,8 +60,11 @@ class MicroBatch:
         advantages_R: Advantage of each row, float32 (R,).
         turn_advantages_N: Advantage of each target, float32 (N,), when turns of a row have advantages of their own;
             None when all targets have their row's. `advantages_R` is then that of the first turn.
-        old_logps_N: Logprobs under the policy that sampled, when that is no longer the policy itself.
+        old_logps_N: Logprobs under the policy that the trainer began the window with, when that is no longer the
+            policy itself. It is the one that sampled, except of stale targets.
         ref_logps_N: Logprobs under the reference policy, when there is one.
+        stale_N: Which targets older weights drew than those that the trainer began the window with, bool (N,); None
+            when none.
         denominators: Counts of the optimizer step that the batch belongs to, once they are known.
     """
 
@@ -79,6 +82,7 @@ class MicroBatch:
     old_logps_N: Tensor | None = None
     ref_logps_N: Tensor | None = None
     turn_advantages_N: Tensor | None = None
+    stale_N: Tensor | None = None
     denominators: Denominators | None = None
 
     @property

@@ -38,6 +38,7 @@ from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training
 from agentrl.training.loading import load_model, load_tokenizer
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.objective_metrics import sampler_metrics
+from agentrl.training.old_policy import old_logps
 from agentrl.training.preemption import Preemption
 from agentrl.training.recording import Recorder
 from agentrl.training.regularization import Regularization
@@ -54,6 +55,7 @@ class RolloutTrainer(LifeCycle):
     """What GRPO and RLOO share. Subclasses say how rewards become advantages and what the loss is."""
 
     config_class: ClassVar[type[RolloutConfig]]
+    collector_class: ClassVar[type[Collector]] = Collector
     model: PreTrainedModel
     processing_class: PreTrainedTokenizerBase
 
@@ -124,7 +126,7 @@ class RolloutTrainer(LifeCycle):
         self.recorder = Recorder(args, self.algorithm, model)
         self.preemption = Preemption(args.preemption_grace)
         self.add_callback(self.preemption)
-        self.collector = Collector(
+        self.collector = self.collector_class(
             self,
             args,
             model,
@@ -368,9 +370,9 @@ class RolloutTrainer(LifeCycle):
         )
         return Denominators(rows, tokens, micro_batches, self.args.world_size)
 
-    def old_logps(self, batch: MicroBatch) -> Tensor | None:
+    def old_logps(self, scores: Scores, batch: MicroBatch) -> Tensor | None:
         """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
-        return None if self.collector.on_policy else batch.old_logps_N
+        return old_logps(scores, batch, on_policy=self.collector.on_policy)
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""
