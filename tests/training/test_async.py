@@ -375,7 +375,7 @@ def test_no_more_rollouts_run_at_once_than_max_inflight_tasks(tmp_path):
             nonlocal inside, most
             inside += 1
             most = max(most, inside)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.05)  # longer than a commit of the journal
             inside -= 1
             return "pressed"
 
