@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from agentrl.errors import GenerationError
 from agentrl.types import Sample
 
 
@@ -87,3 +88,18 @@ class Generator(Protocol):
 
     def close(self) -> None:
         """Free threads and memory; idempotent."""
+
+
+def require_room(session: str, ids: Sequence[int], params: SamplingParams, limit: int | None) -> None:
+    """Check that a turn fits.
+
+    Raises:
+        GenerationError: The row is empty, or the turn could outgrow the context of `limit` tokens.
+    """
+    if not ids:
+        raise GenerationError(f"session {session!r}: the row is empty; a prompt needs at least one token")
+    if limit is not None and len(ids) + params.max_tokens > limit:
+        raise GenerationError(
+            f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the "
+            f"model's context of {limit}; shorten the prompt or lower the completion length"
+        )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from agentrl.errors import GenerationError
-from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.base import GenerationStats, SamplingParams, require_room
 from agentrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class ThreadedGenerator:
 
     async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""
-        self._check(session, ids, params)
+        require_room(session, ids, params, self.max_context)
         turn = _Turn(session, list(ids), params)
         with self._lock:
             if self._thread is None:
@@ -109,16 +109,6 @@ class ThreadedGenerator:
                 self._inbox.put(lambda core: None)  # wakes it
                 self._thread.join()
                 self._thread = None
-
-    def _check(self, session: str, ids: Sequence[int], params: SamplingParams) -> None:
-        if not ids:
-            raise GenerationError(f"session {session!r}: the row is empty; a prompt needs at least one token")
-        limit = self.max_context
-        if limit is not None and len(ids) + params.max_tokens > limit:
-            raise GenerationError(
-                f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the "
-                f"model's context of {limit}; shorten the prompt or lower the completion length"
-            )
 
     def _serve(self) -> None:
         while self._serving:
