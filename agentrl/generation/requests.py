@@ -30,7 +30,7 @@ class Request:
         done: Called once, with the sample or the error.
         budget: Positions that the whole cache has.
         arrival: Serial number; also of the session's last use.
-        version: Version of the weights that drew its first token.
+        versions: Versions of the weights that drew its tokens: where each one begins, and the version.
         fed: End of what was run for this turn, so that running it again counts as prefill.
         sampled: The ids drawn so far; they are at the end of the session's row too.
         logprobs: Their logprobs.
@@ -44,7 +44,7 @@ class Request:
     done: Answer
     budget: int = 0
     arrival: int = 0
-    version: int | None = None
+    versions: list[tuple[int, int]] = field(default_factory=list)
     fed: int = 0
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

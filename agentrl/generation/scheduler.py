@@ -131,8 +131,6 @@ class Scheduler:
             session.evicted = False
             if donor is not None and donor.slot is not None:  # making room may have evicted it
                 self._pool.share(donor, session, shared)
-            if request.version is None:
-                request.version = self.version
             if request.remaining == 1:
                 self._join(request)
             else:
@@ -192,6 +190,8 @@ class Scheduler:
                 self._advance(request, count)
             ready = [index for index, request in enumerate(batch) if request.remaining == 0]
             self._stats.forward_passes += 1
+            for index in ready:
+                self._note_version(batch[index])
             draw_next([batch[index] for index in ready], logits_BV[ready])
             self._stats.decoded_tokens += len(ready)
         except Exception as error:  # noqa: BLE001 - whatever a model raises has to reach those who wait
@@ -206,6 +206,10 @@ class Scheduler:
                 self._join(request)
                 self._admit_again = True
             self._finish(request)
+
+    def _note_version(self, request: Request) -> None:
+        if not request.versions or request.versions[-1][1] != self.version:
+            request.versions.append((len(request.sampled), self.version))
 
     def _advance(self, request: Request, count: int) -> None:
         session = request.session
@@ -252,8 +256,8 @@ class Scheduler:
         else:
             return
         self._leave(request)
-        version = self.version if request.version is None else request.version
-        self._answer(request, Sample(request.sampled, request.logprobs, finish, version))
+        (_, version), *updates = request.versions
+        self._answer(request, Sample(request.sampled, request.logprobs, finish, version, tuple(updates)))
 
     def _answer(self, request: Request, answer: Sample | GenerationError) -> None:
         self._retire(request)

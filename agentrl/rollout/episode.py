@@ -159,7 +159,15 @@ class Episode:
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began
-            self.sampled = turn = Turn(start, stop, sample.finish, seconds=seconds, row=len(conversation.rows))
+            self.sampled = turn = Turn(
+                start,
+                stop,
+                sample.finish,
+                seconds=seconds,
+                row=len(conversation.rows),
+                weights_version=sample.weights_version,
+                updates=sample.updates,
+            )
             ending = self._ending(turn, calls)
             results = [] if ending else await self._run_tools(calls)
             self._finish_turn(turn, results)
@@ -201,7 +209,7 @@ class Episode:
 
     def _finish_turn(self, turn: Turn, results: list[ToolResult]) -> None:
         """Take a turn into the books, with the answers to its calls: from here on it is part of the trajectory."""
-        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds, turn.row))
+        self.turns.append(replace(turn, results=tuple(results)))
         self.sampled = None
         late = [self.tools[result.call.name] for result in results if result.timed_out]
         if any(tool.instance is not None for tool in late):
