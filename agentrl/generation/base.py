@@ -108,6 +108,26 @@ class Generator(Protocol):
         """Free threads and memory; idempotent."""
 
 
+@runtime_checkable
+class Rests(Protocol):
+    """A generator that wants to know when the policy may change."""
+
+    def rest(self) -> None:
+        """The policy may change from here on, until the next `sync`; without weights of its own nothing is sampled."""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A generator whose weights are copies that may turn out to be wrong."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in float32, so that its logprobs are to equal the trainer's."""
+
+    async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
+        """Sample the same turn from every copy, by its name."""
+
+
 def require_room(session: str, ids: Sequence[int], params: SamplingParams, limit: int | None) -> None:
     """Check that a turn fits.
 

@@ -1,6 +1,6 @@
 """What is said to vLLM and what it answers: pure functions between our words and vLLM's.
 
-A turn is one request of `/v1/completions` with token ids in and out. Everything that shapes the distribution is
+A turn is one request with token ids in and out. Everything that shapes the distribution is
 written into it, because vLLM fills what is missing from the checkpoint's `generation_config.json`. What vLLM would
 compute differently from `agentrl.generation.sampling`, by which the trainer scores, is refused.
 """
@@ -72,10 +72,16 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def completion_request(
-    model: str, ids: Sequence[int], params: SamplingParams, extras: Mapping[str, Any], regex: str | None = None
-) -> dict[str, Any]:
-    """Return the body of `/v1/completions` for one turn.
+def turn_request(
+    model: str,
+    ids: Sequence[int],
+    params: SamplingParams,
+    extras: Mapping[str, Any],
+    regex: str | None = None,
+    *,
+    generates: bool = False,
+) -> tuple[str, dict[str, Any]]:
+    """Return the route and the body that ask for one turn.
 
     Args:
         model: The name that the server knows the weights by.
@@ -83,15 +89,24 @@ def completion_request(
         params: How to draw.
         extras: Some of `EXTRAS`.
         regex: What the turn's text has to match.
+        generates: Take vLLM's own route, which tells the weights of each token, not the one that all servers have.
     """
-    body = {"model": model, "prompt": list(ids), "return_token_ids": True, **sampling_fields(params), **extras}
+    fields = {**sampling_fields(params), **extras}
     if regex is not None:
-        body["structured_outputs"] = {"regex": regex}
-    return body
+        fields["structured_outputs"] = {"regex": regex}
+    if generates:
+        return "/inference/v1/generate", {"model": model, "token_ids": list(ids), "sampling_params": fields}
+    return "/v1/completions", {"model": model, "prompt": list(ids), "return_token_ids": True, **fields}
 
 
-def read_completion(reply: Any, ids: Sequence[int], params: SamplingParams, weights_version: int) -> Sample:
-    """Read a turn from the reply to `completion_request`.
+def read_turn(reply: Any, ids: Sequence[int], params: SamplingParams, weights_version: int) -> Sample:
+    """Read a turn from the reply to `turn_request`.
+
+    Args:
+        reply: The JSON.
+        ids: The row that was sent.
+        params: What was asked for.
+        weights_version: Of the weights that drew it, unless the reply says.
 
     Raises:
         GenerationError: Something is missing in the reply, or what is there does not fit together.
@@ -100,21 +115,53 @@ def read_completion(reply: Any, ids: Sequence[int], params: SamplingParams, weig
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise GenerationError(f"the vLLM server's reply has no single choice: {shorten(reply)}")
     choice = choices[0]
-    sampled, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if not isinstance(sampled, list) or not isinstance(logprobs, list) or None in logprobs:
+    sampled, logprobs = choice.get("token_ids"), _logprobs(choice)
+    if not isinstance(sampled, list) or logprobs is None:
         raise GenerationError(
-            "the vLLM server's reply lacks token_ids or token_logprobs, so this server is too old or not vLLM "
-            f"(tried with 0.32): {shorten(choice)}"
+            f"the vLLM server's reply lacks token ids or their logprobs (tried with vLLM 0.32): {shorten(choice)}"
         )
     if len(sampled) != len(logprobs) or not 0 < len(sampled) <= params.max_tokens:
         raise GenerationError(
             f"the vLLM server's reply has {len(sampled)} token ids and {len(logprobs)} logprobs where 1 to "
             f"{params.max_tokens} of both were asked for: {shorten(choice)}"
         )
-    prompt = choice.get("prompt_token_ids")
-    if prompt is not None and prompt != list(ids):
+    if choice.get("prompt_token_ids") not in (None, list(ids)):
         raise GenerationError("the vLLM server's reply is to another prompt than was sent")
-    return Sample(sampled, logprobs, finish_reason(sampled, params, choice.get("finish_reason")), weights_version)
+    version, updates = read_spans(choice.get("weight_versions"), weights_version)
+    return Sample(sampled, logprobs, finish_reason(sampled, params, choice.get("finish_reason")), version, updates)
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float] | None:
+    """The logprobs of the sampled tokens, in either route's form; None if any is missing."""
+    given = choice.get("logprobs")
+    if not isinstance(given, dict):
+        return None
+    values = given.get("token_logprobs")
+    if values is None:
+        values = [entry.get("logprob") for entry in given.get("content") or ()]
+    return values if isinstance(values, list) and None not in values else None
+
+
+def read_spans(spans: Any, otherwise: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Read which weights drew which tokens.
+
+    Args:
+        spans: vLLM's list of (version, start, end), as dicts or objects; None where it does not say.
+        otherwise: The version where it does not say, or in words that are not ours ("default").
+
+    Returns:
+        The first version, and where others begin, as `Sample.updates`.
+    """
+    starts: list[tuple[int, int]] = []
+    for span in spans or ():
+        fields = span if isinstance(span, dict) else vars(span)
+        name = str(fields["version"])
+        version = int(name) if name.isdecimal() else otherwise
+        if not starts or starts[-1][1] != version:
+            starts.append((int(fields["start"]), version))
+    if not starts:
+        return otherwise, ()
+    return starts[0][1], tuple(starts[1:])
 
 
 def finish_reason(sampled: Sequence[int], params: SamplingParams, said: str | None) -> FinishReason:
@@ -123,9 +170,7 @@ def finish_reason(sampled: Sequence[int], params: SamplingParams, said: str | No
     Raises:
         GenerationError: It is neither.
     """
-    if sampled[-1] in params.stop_ids:
-        return FinishReason.STOP
-    if said == "stop":  # a structured output is complete, which counts as an end though no stop id was sampled
+    if sampled[-1] in params.stop_ids or said == "stop":  # a structured output may be complete without a stop id
         return FinishReason.STOP
     if said == "length" or len(sampled) >= params.max_tokens:
         return FinishReason.LENGTH

@@ -1,0 +1,173 @@
+"""One vLLM server over HTTP: blocking calls that manage it, and turns that are awaited.
+
+Every call has a time limit, and every error says which server, which route, and what the server said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from agentrl.errors import ConfigurationError, GenerationError
+from agentrl.generation.vllm_protocol import shorten
+
+_CONNECT_SECONDS = 10.0
+_CALL_SECONDS = 30.0
+_POLL_SECONDS = 0.5
+
+
+class ServerError(GenerationError):
+    """The server answered with an error.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServerGone(GenerationError):
+    """The server cannot be reached, hung up, or did not answer in time."""
+
+
+class Replica:
+    """A vLLM server.
+
+    Args:
+        url: Its base URL.
+
+    Attributes:
+        url: The same, without a slash at the end.
+        model: The name that it knows the weights by.
+        max_context: Most tokens of a row.
+        backend: Its weight transfer backend; None without one.
+        dtype: What it computes in, "float32" for instance; None where it does not say.
+        generates: Whether it has the route that tells which weights drew which token.
+        loads_adapters: Whether it takes LoRA adapters while it runs.
+        lora_rank: Their highest rank.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"vllm_server_base_url: {url!r} is no URL such as http://localhost:8000.")
+        self.host, self.port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self.model = ""
+        self.max_context = 0
+        self.backend: str | None = None
+        self.dtype: str | None = None
+        self.generates = False
+        self.loads_adapters = False
+        self.lora_rank = 0
+        self._client = httpx.Client(timeout=httpx.Timeout(_CALL_SECONDS, connect=_CONNECT_SECONDS))
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float | None = None) -> Any:
+        """Call a route and return the JSON of its answer, None if it has none.
+
+        Raises:
+            ServerError: The server says no.
+            ServerGone: There is no answer.
+        """
+        limit = httpx.Timeout(timeout or _CALL_SECONDS, connect=_CONNECT_SECONDS)
+        try:
+            response = self._client.request(method, self.url + path, json=body, timeout=limit)
+        except httpx.TransportError as error:
+            raise gone(self.url, method, path, error) from error
+        return read(response, method, path)
+
+    async def turn(self, client: httpx.AsyncClient, path: str, body: dict[str, Any], seconds: float) -> Any:
+        """Ask for a turn; raises as `call` does, and leaves the server when it is cancelled."""
+        try:
+            async with asyncio.timeout(seconds):
+                response = await client.post(self.url + path, json=body)
+        except httpx.TransportError as error:
+            raise gone(self.url, "POST", path, error) from error
+        except TimeoutError as error:
+            raise ServerGone(
+                f"POST {self.url}{path} had no answer within {seconds:g} s (vllm_request_timeout)"
+            ) from error
+        return read(response, "POST", path)
+
+    def wait_until_up(self, seconds: float) -> None:
+        """Wait for the server to be healthy.
+
+        Raises:
+            GenerationError: It is not, after so many seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.call("GET", "/health", timeout=5.0)
+            except GenerationError as error:
+                if time.monotonic() >= deadline:
+                    raise GenerationError(
+                        f"the vLLM server at {self.url} is not up after {seconds:g} s (vllm_server_timeout): {error}. "
+                        "Start it with `vllm serve`, see docs/vllm.md."
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
+
+    def learn(self) -> None:
+        """Ask the server what it serves.
+
+        Raises:
+            GenerationError: It does not say.
+        """
+        card = self.call("GET", "/v1/models")["data"][0]
+        self.model, self.max_context = card["id"], int(card["max_model_len"])
+        paths = self.call("GET", "/openapi.json", timeout=60.0)["paths"]
+        self.generates = "/inference/v1/generate" in paths
+        if "/server_info" not in paths:
+            raise ConfigurationError(
+                f"the vLLM server at {self.url} offers no routes for weights: start it with VLLM_SERVER_DEV_MODE=1."
+            )
+        config = self.call("GET", "/server_info?config_format=json", timeout=120.0)["vllm_config"]
+        self.backend = (config.get("weight_transfer_config") or {}).get("backend")
+        self.dtype = str(config.get("model_config", {}).get("dtype") or "").removeprefix("torch.") or None
+        lora = config.get("lora_config") or {}
+        self.loads_adapters = bool(lora) and "/v1/load_lora_adapter" in paths
+        self.lora_rank = int(lora.get("max_lora_rank") or 0)
+
+    def weights_version(self) -> str:
+        """What the server calls its weights; "default" after a start."""
+        return str(self.call("GET", "/weight_info", timeout=5.0)["weight_version"])
+
+    def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        self._client.close()
+        self._client = httpx.Client(timeout=httpx.Timeout(_CALL_SECONDS, connect=_CONNECT_SECONDS))
+
+
+def gone(url: str, method: str, path: str, error: Exception) -> ServerGone:
+    """Say that there was no answer."""
+    return ServerGone(f"{method} {url}{path} had no answer: {type(error).__name__}: {error}")
+
+
+def read(response: httpx.Response, method: str, path: str) -> Any:
+    """Return the JSON of an answer.
+
+    Raises:
+        ServerError: The status is an error, or what should be JSON is not.
+    """
+    if response.is_success and not response.content:
+        return None
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = response.text
+    where = f"{method} {response.request.url.copy_with(query=None)}"
+    if response.is_success:
+        if isinstance(answer, str):
+            raise ServerError(f"{where} answered no JSON: {shorten(answer)}", response.status_code)
+        return answer
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    text = error.get("message", error) if isinstance(error, dict) else error
+    raise ServerError(f"{where} answered {response.status_code}: {shorten(str(text), 2000)}", response.status_code)
