@@ -109,11 +109,17 @@ class Generator(Protocol):
 
 
 @runtime_checkable
-class Rests(Protocol):
-    """A generator that wants to know when the policy may change."""
+class Phased(Protocol):
+    """A generator that wants to know when turns are sampled and when the policy is trained.
+
+    Every process calls both, at the same places.
+    """
+
+    def wake(self) -> None:
+        """Turns are about to be sampled."""
 
     def rest(self) -> None:
-        """The policy may change from here on, until the next `sync`; without weights of its own nothing is sampled."""
+        """The policy may change from here on, until the next `sync`; no turn is asked for before `wake`."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from agentrl.generation.cache import SlotCache, plan_step
-from agentrl.generation.support import attention_windows
+from agentrl.generation.support import attention_windows, cache_argument
 
 _MEMORY_SHARE = 0.3
 """Share of the free memory that the cache may take by default."""
@@ -56,9 +56,9 @@ class ModelRunner:
                 input_ids=input_BQ,
                 attention_mask=self._masks(position_BQ, step.length),
                 position_ids=position_BQ,
-                cache=self.cache,
                 use_cache=True,
                 logits_to_keep=1 if width == 1 else last_B1,
+                **{cache_argument(self.model): self.cache},
             )
         return output.logits[:, 0]
 
@@ -67,7 +67,12 @@ class ModelRunner:
         cache = DynamicCache(config=self.config)
         token_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with inference(self.model, self._autocast):
-            self.model(input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True)
+            self.model(
+                input_ids=token_11,
+                attention_mask=torch.ones_like(token_11),
+                use_cache=True,
+                **{cache_argument(self.model): cache},
+            )
         kept: list[Any] = cache.layers
         bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
         if self.device.type == "cuda":

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams, require_room
-from agentrl.generation.mirror import Mirror
+from agentrl.generation.mirror import Follower
 from agentrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class ThreadedGenerator:
     def __init__(self, core: Core, stats: GenerationStats, max_context: int | None):
         self.stats = stats
         self._core = core
-        self._mirror: Mirror | None = None
+        self._mirror: Follower | None = None
         self._max_context = max_context
         self._inbox: queue.SimpleQueue[Callable[[Core], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class ThreadedGenerator:
         """Whether the model is the copy of a `Mirror`."""
         return self._mirror is not None
 
-    def follow(self, mirror: Mirror) -> None:
+    def follow(self, mirror: Follower) -> None:
         """Say that the model is the copy of a mirror, which `sync` updates from now on."""
         self._mirror = mirror
 
@@ -93,10 +93,7 @@ class ThreadedGenerator:
         require_room(session, ids, params, self.max_context)
         turn = _Turn(session, list(ids), params)
         with self._lock:
-            if self._thread is None:
-                self._serving = True
-                self._thread = threading.Thread(target=self._serve, name="agentrl-generator", daemon=True)
-                self._thread.start()
+            self._start()
             self._inbox.put(turn.submit)
         try:
             return await turn.answer
@@ -117,23 +114,12 @@ class ThreadedGenerator:
         if mirror is None:
             self._inbox.put(lambda core: core.renew(weights_version))
             return
-        done: Future[None] = Future()
 
         def renew(core: Core) -> None:
-            try:
-                mirror.update()
-                core.renew(weights_version)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+            mirror.update()
+            core.renew(weights_version)
 
-        with self._lock:
-            if self._thread is None:
-                renew(self._core)
-            else:
-                self._inbox.put(renew)
-        done.result()
+        self._perform(renew)
 
     def close(self) -> None:
         """End the thread and free the cache; requests without an answer get a `GenerationError`.
@@ -146,6 +132,39 @@ class ThreadedGenerator:
                 self._inbox.put(lambda core: None)  # wakes it
                 self._thread.join()
                 self._thread = None
+
+    def _start(self) -> None:
+        """Start the thread if it does not run; the lock is held."""
+        if self._thread is None:
+            self._serving = True
+            self._thread = threading.Thread(target=self._serve, name="agentrl-generator", daemon=True)
+            self._thread.start()
+
+    def _perform(self, action: Callable[[Core], None], *, start: bool = False) -> None:
+        """Run something between two steps, in the core's thread where there is one, and wait for its end.
+
+        Args:
+            action: What to run; what it raises is raised here.
+            start: Start the thread if it does not run.
+        """
+        done: Future[None] = Future()
+
+        def run(core: Core) -> None:
+            try:
+                action(core)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            if start:
+                self._start()
+            if self._thread is None:
+                run(self._core)
+            else:
+                self._inbox.put(run)
+        done.result()
 
     def _serve(self) -> None:
         while self._serving:

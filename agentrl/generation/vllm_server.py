@@ -143,8 +143,11 @@ class VllmServerGenerator:
         self._models = by_first(lambda: self._push_all(weights_version))
         self._version = weights_version
 
+    def wake(self) -> None:
+        """Turns are about to be sampled; see `Phased`. The servers are awake."""
+
     def rest(self) -> None:
-        """From here on the policy may change; see `Rests`. A server that comes back waits for the next `sync`."""
+        """The policy may change from here on; see `Phased`. A server that comes back waits for the next `sync`."""
         with self._pushing:
             self._still = False
 

@@ -199,7 +199,7 @@ class RolloutConfig(TrainingArguments):
             self.use_transformers_continuous_batching = True
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and _device_has_bf16()
-        if self.activation_checkpointing is None:
+        if getattr(self, "activation_checkpointing", False) is None:  # transformers before 5.24 has the old name only
             # Set before the base class looks, which would warn about its documented name on every construction.
             self.activation_checkpointing = self.gradient_checkpointing
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.chat.renderer import Renderer
-from agentrl.generation.base import Generator, Probed, Rests
+from agentrl.generation.base import Generator, Phased, Probed
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
@@ -211,7 +211,7 @@ class Collector:
             draw.replace(flat, self._draw(redraw(groups, discarded.rounds)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
-        if isinstance(self.generator, Rests):
+        if isinstance(self.generator, Phased):
             self.generator.rest()
         plan = self.arranger.plan(everywhere, mine, rows_per_batch, batches, together)
         played = [
@@ -284,12 +284,15 @@ class Collector:
     # Playing ------------------------------------------------------------------------------------------------
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
-        if self._synced != self.trainer.state.global_step:
+        updated = self._synced != self.trainer.state.global_step
+        if updated:
             self._synced = self.trainer.state.global_step
             self.generator.sync(self._synced)
-            if self._updates_checked < UPDATES_CHECKED:
-                self._updates_checked += 1
-                self._check_sampler()
+        if isinstance(self.generator, Phased):
+            self.generator.wake()
+        if updated and self._updates_checked < UPDATES_CHECKED:
+            self._updates_checked += 1
+            self._check_sampler()
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
         return self.engine.run(tasks)

@@ -32,7 +32,6 @@ READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "i
 """Modules of transformers, besides the trainer, that are given the arguments."""
 
 QUALIFIES = {
-    "vllm_": "use_vllm",
     "ds3_": "deepspeed",
 }
 """Names that say how something is done; while that is refused they may go unread."""
