@@ -33,7 +33,7 @@ WATCH_SECONDS = 2.0
 POLL_SECONDS = 1.0
 """How often a rollout looks whether its server is back."""
 ATTEMPTS = 4
-"""How often a turn is asked for when the server answers with an error of its own (HTTP 5xx)."""
+"""How often a turn is asked for, when its server goes away meanwhile or answers with an error of its own (HTTP 5xx)."""
 
 
 class Push(Protocol):
@@ -112,23 +112,24 @@ class VllmServerGenerator:
     async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task ends the request on the server."""
         require_room(session, ids, params, self.max_context)
-        attempt = 0
-        while True:
+        for attempt in range(1, ATTEMPTS + 1):
             replica = self._home(session)
             try:
                 sample = await self._ask(replica, ids, params)
-            except ServerGone as error:
-                await self._until_back(replica, error)
-                self._homes.pop(session, None)  # to wherever there is a server that answers
             except ServerError as error:
-                attempt += 1
                 if error.status < 500 or attempt == ATTEMPTS:
                     raise GenerationError(f"session {session!r}: {error}") from error
                 logger.warning("%s; attempt %d of %d", error, attempt + 1, ATTEMPTS)
                 await asyncio.sleep(POLL_SECONDS * attempt)
+            except ServerGone as error:
+                if attempt == ATTEMPTS:
+                    raise GenerationError(f"session {session!r}: {error}, the last of {ATTEMPTS} attempts") from error
+                await self._until_back(replica, error)
+                self._homes.pop(session, None)  # to wherever there is a server that answers
             else:
                 self.stats.decoded_tokens += len(sample.ids)
                 return sample
+        raise AssertionError("every attempt ends in a sample or an error")
 
     async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
         """Sample the same turn on every server, for comparison with the trainer."""
@@ -220,7 +221,10 @@ class VllmServerGenerator:
 
     def _is_ready(self, replica: Replica) -> bool:
         try:
-            return self._version is None or replica.weights_version() == str(self._version)
+            if self._version is None:
+                replica.wait_until_up(0.0)
+                return True
+            return replica.weights_version() == str(self._version)
         except GenerationError:
             return False
 

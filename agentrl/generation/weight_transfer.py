@@ -181,6 +181,7 @@ class WeightTransfer:
         self._server, self._weights, self._channel, self._timeout = server, weights, channel, timeout
         self.model = server.model
         self._open = False
+        self._pushed = ""
 
     def push(self, version: int) -> None:
         """Make the server sample from the policy's weights as they are now.
@@ -189,6 +190,8 @@ class WeightTransfer:
             GenerationError: The update failed, with the server's words; the server answers again, but nobody can say
                 from which weights until a later update succeeds.
         """
+        if self._open and self._server.weights_version() != self._pushed:
+            self.close()  # it has been started anew meanwhile
         if not self._open:
             self._connect()
         self._post("/pause?mode=keep")
@@ -198,6 +201,7 @@ class WeightTransfer:
             self._post("/finish_weight_update", {"weight_version": str(version)})
             # Also of turns in flight: they go on as the new weights would, had they read the row themselves.
             self._post("/reset_prefix_cache?reset_running_requests=true")
+            self._pushed = str(version)
         except BaseException:
             self.close()
             self._mend()
