@@ -104,6 +104,7 @@ class Generator(Protocol):
         Raises:
             GenerationError: The weights could not be handed over.
         """
+
     def close(self) -> None:
         """Free threads and memory; idempotent."""
 

@@ -8,6 +8,7 @@ happens the server is resumed and left able to answer. How tensors travel is a `
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 import threading
@@ -15,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
-from datetime import timedelta
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
@@ -64,14 +64,12 @@ class GlooChannel:
 
     def __init__(self, address: str, port: int, timeout: float) -> None:
         self._address, self._port, self._timeout = address, port, timeout
-        self._store: TCPStore | None = None
         self._meeting = ""
         self._group: ProcessGroupGloo | None = None
 
     def invitation(self, world_size: int) -> dict[str, Any]:
         """See `Channel`; a new meeting each time, so that those who come late to an old one disturb nobody."""
-        if self._store is None:
-            self._store = self._listen()
+        _store(self._port)
         self._meeting = uuid.uuid4().hex
         return {
             "master_address": self._address,
@@ -84,8 +82,7 @@ class GlooChannel:
 
     def open(self, world_size: int) -> None:
         """See `Channel`."""
-        assert self._store is not None
-        self._group = join(PrefixStore(self._meeting, self._store), 0, world_size, self._timeout)
+        self._group = join(PrefixStore(self._meeting, _store(self._port)), 0, world_size, self._timeout)
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Channel`."""
@@ -97,12 +94,14 @@ class GlooChannel:
         """See `Channel`."""
         self._group = None
 
-    def _listen(self) -> TCPStore:
-        limit = timedelta(seconds=self._timeout)
-        try:
-            return TCPStore("0.0.0.0", self._port, is_master=True, timeout=limit, wait_for_workers=False)
-        except Exception as error:
-            raise ConfigurationError(f"vllm_group_port={self._port} cannot be listened on: {error}") from error
+
+@functools.cache
+def _store(port: int) -> TCPStore:
+    """Where workers meet this process; one for each port, as long as the process lives."""
+    try:
+        return TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    except Exception as error:
+        raise ConfigurationError(f"vllm_group_port={port} cannot be listened on: {error}") from error
 
 
 class NcclChannel:
@@ -221,7 +220,7 @@ class WeightTransfer:
             raise ConfigurationError(
                 f"the vLLM server at {self._server.url} has the weight transfer backend {backend!r}, and the trainer "
                 f"sends by {self._channel.backend!r}; start it with --weight-transfer-config "
-                f"'{{\"backend\": \"{self._channel.backend}\"}}' (and see docs/vllm.md)."
+                f'\'{{"backend": "{self._channel.backend}"}}\' (and see docs/vllm.md).'
             )
         world_size = 1 + int(self._server.call("GET", "/get_world_size")["world_size"])
         invitation = {"init_info": self._channel.invitation(world_size)}

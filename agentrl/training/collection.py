@@ -169,7 +169,9 @@ class Collector:
             model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
-        comparable = isinstance(self.generator, Probed) and not unscored(args) and not args.vllm_structured_outputs_regex
+        comparable = (
+            isinstance(self.generator, Probed) and not unscored(args) and not args.vllm_structured_outputs_regex
+        )
         self._updates_checked = 0 if comparable else UPDATES_CHECKED
 
     def collect(
