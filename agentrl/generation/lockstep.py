@@ -4,7 +4,8 @@ vLLM's tensor parallelism inside a training world has one engine in each process
 requests in the same order and stepped together. Each process has rollouts of its own, so before every step they tell
 each other what has come up. Nobody waits for anybody's rollouts, only for the step that they run together.
 
-A round lasts from `begin` to when all have said `end` and nothing is left to do. Outside of rounds nothing is exchanged.
+A round lasts from `begin` to when all have said `end` and nothing is left to do. Outside of
+rounds nothing is exchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM in the trainer's process: its engine is stepped by a thread, requests join and leave at any step.
 
-vLLM's `AsyncLLM` runs its engine in a process of its own, to which weights would have to be sent. `LLMEngine` runs here,
-so the weights are loaded in place, from the policy's tensors, and behind `ThreadedGenerator` it has no barrier either.
+vLLM's `AsyncLLM` runs its engine in a process of its own, to which weights would have to be sent. `LLMEngine` runs
+here, so weights are loaded in place from the policy's tensors, and behind `ThreadedGenerator` it has no barrier either.
 
 With `sleeps` the engine gives its memory up whenever the policy is about to be trained (level 2: weights and KV cache)
 and takes it back, with the policy's weights, when turns are to be sampled. On the CPU sleeping does nothing.

@@ -32,7 +32,7 @@ class ServerError(GenerationError):
         self.status = status
 
 
-class ServerGone(GenerationError):
+class ServerGone(GenerationError):  # noqa: N818 - a state of the world
     """The server cannot be reached, hung up, or did not answer in time."""
 
 
@@ -82,18 +82,18 @@ class Replica:
             raise gone(self.url, method, path, error) from error
         return read(response, method, path)
 
-    async def turn(self, client: httpx.AsyncClient, path: str, body: dict[str, Any], seconds: float) -> Any:
-        """Ask for a turn; raises as `call` does, and leaves the server when it is cancelled."""
+    async def ask(
+        self, client: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None, seconds: float
+    ) -> Any:
+        """Do what `call` does without blocking; hangs up when it is cancelled."""
         try:
             async with asyncio.timeout(seconds):
-                response = await client.post(self.url + path, json=body)
+                response = await client.request(method, self.url + path, json=body)
         except httpx.TransportError as error:
-            raise gone(self.url, "POST", path, error) from error
+            raise gone(self.url, method, path, error) from error
         except TimeoutError as error:
-            raise ServerGone(
-                f"POST {self.url}{path} had no answer within {seconds:g} s (vllm_request_timeout)"
-            ) from error
-        return read(response, "POST", path)
+            raise ServerGone(f"{method} {self.url}{path} had no answer within {seconds:g} s") from error
+        return read(response, method, path)
 
     def wait_until_up(self, seconds: float) -> None:
         """Wait for the server to be healthy.

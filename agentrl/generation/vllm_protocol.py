@@ -38,8 +38,8 @@ def check_sampling(params: SamplingParams, extras: Mapping[str, Any]) -> None:
     """
     if params.temperature < LOWEST_TEMPERATURE:
         raise ConfigurationError(
-            f"temperature={params.temperature}: vLLM samples at {LOWEST_TEMPERATURE} instead, so its logprobs would not "
-            f"be those of the policy; set at least {LOWEST_TEMPERATURE}."
+            f"temperature={params.temperature}: vLLM samples at {LOWEST_TEMPERATURE} instead, so its logprobs would "
+            f"not be those of the policy; set at least {LOWEST_TEMPERATURE}."
         )
     if params.top_p < 1.0 and params.min_p:
         raise ConfigurationError(
@@ -49,8 +49,8 @@ def check_sampling(params: SamplingParams, extras: Mapping[str, Any]) -> None:
     for name in extras:
         if name not in EXTRAS:
             raise ConfigurationError(
-                f"generation_kwargs[{name!r}] is not something that vLLM can be given for a turn; besides the arguments "
-                f"of the configuration these are {', '.join(EXTRAS)}."
+                f"generation_kwargs[{name!r}] is not something that vLLM can be given for a turn; besides the "
+                f"arguments of the configuration these are {', '.join(EXTRAS)}."
             )
 
 
@@ -162,6 +162,14 @@ def read_spans(spans: Any, otherwise: int) -> tuple[int, tuple[tuple[int, int], 
     if not starts:
         return otherwise, ()
     return starts[0][1], tuple(starts[1:])
+
+
+def drawn_by(reply: Any) -> list[str]:
+    """Return what the server calls the weights that drew a turn; empty where the route does not say.
+
+    Weights that were pushed are called by their version, in digits; those of a server's start are "default".
+    """
+    return [str(span["version"]) for span in reply["choices"][0].get("weight_versions") or ()]
 
 
 def finish_reason(sampled: Sequence[int], params: SamplingParams, said: str | None) -> FinishReason:

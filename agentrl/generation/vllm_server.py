@@ -23,7 +23,7 @@ from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams, require_room
 from agentrl.generation.processes import by_first, is_first
 from agentrl.generation.vllm_http import Replica, ServerError, ServerGone
-from agentrl.generation.vllm_protocol import check_sampling, read_turn, turn_request
+from agentrl.generation.vllm_protocol import check_sampling, drawn_by, read_turn, turn_request
 from agentrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -176,12 +176,24 @@ class VllmServerGenerator:
         return self._homes[session]
 
     async def _ask(self, replica: Replica, ids: Sequence[int], params: SamplingParams) -> Sample:
-        version = self._version or 0
+        """Ask for a turn, and see to it that the policy's weights draw it, not those that a server starts with."""
+        version = self._version
         path, body = turn_request(
             self._models[replica.url], ids, params, self._extras, self._regex, generates=replica.generates
         )
-        reply = await replica.turn(self._http(), path, body, self._request_timeout)
-        return read_turn(reply, ids, params, version)
+        if not replica.generates:  # its reply will not say; and a server that starts anew now hangs up
+            info = await replica.ask(self._http(), "GET", "/weight_info", None, 60.0)
+            self._require_pushed(replica, [str(info["weight_version"])])
+        reply = await replica.ask(self._http(), "POST", path, body, self._request_timeout)
+        sample = read_turn(reply, ids, params, version or 0)
+        self._require_pushed(replica, drawn_by(reply))
+        return sample
+
+    def _require_pushed(self, replica: Replica, names: Sequence[str]) -> None:
+        if self._version is not None and not all(name.isdecimal() for name in names):
+            raise ServerGone(
+                f"the vLLM server at {replica.url} has started anew, without the policy's weights"
+            )
 
     def _http(self) -> httpx.AsyncClient:
         """A client for the running loop. It keeps no connections, so it can be dropped together with its loop."""

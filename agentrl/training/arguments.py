@@ -148,9 +148,7 @@ class RolloutConfig(TrainingArguments):
     vllm_server_timeout: float = _arg(
         240.0, "server: seconds to wait for it to be up, at the start and later, and for each step of sending weights."
     )
-    vllm_request_timeout: float = _arg(
-        1800.0, "server: seconds that sampling a turn may take before it is asked again."
-    )
+    vllm_request_timeout: float = _arg(1800.0, "server: seconds that a turn may take before it is asked for again.")
     vllm_group_port: int = _arg(51216, "server: port of this process for sending weights; servers add their number.")
     vllm_gpu_memory_utilization: float = _arg(0.3, "colocate: share of GPU memory for vLLM.")
     vllm_max_model_length: int | None = _arg(None, "colocate: context length; default: that of the model.")

@@ -86,7 +86,7 @@ def judge(found: dict[str, Tensor], *, exact: bool) -> None:
     if wrong:
         name, value = max(wrong.items(), key=lambda item: item[1])
         raise GenerationError(
-            f"{name} does not sample from the policy: its logprobs differ from the trainer's by {value:.2g} {what}, and "
-            f"{bound:g} is allowed ({'both are in float32' if exact else 'not both are in float32'}). It may serve "
+            f"{name} does not sample from the policy: its logprobs differ from the trainer's by {value:.2g} {what}, "
+            f"and {bound:g} is allowed ({'both are in float32' if exact else 'not both are in float32'}). It may serve "
             "another model, compute in another precision (--dtype float32) or have kept old weights."
         )

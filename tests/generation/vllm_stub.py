@@ -71,7 +71,7 @@ class StubServer:
         self._group: Any = None
         self._received: list[tuple[str, torch.Tensor]] = []
         self._active = False
-        self.port = 0
+        self.port, self._life = 0, 0
         self.start()
 
     @property
@@ -93,7 +93,7 @@ class StubServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self.alive = True
+        self.alive, self._life = True, self._life + 1
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -120,7 +120,7 @@ class StubServer:
     # ------------------------------------------------------------------------------------------------------
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
-        path = urlsplit(handler.path).path
+        path, life = urlsplit(handler.path).path, self._life
         body = json.loads(handler.rfile.read(int(handler.headers.get("content-length") or 0)) or "{}")
         self.requests.append((path, body))
         waiting = self.faults.get(path)
@@ -136,7 +136,7 @@ class StubServer:
         except Exception as error:
             text = f"Call to collective_rpc method failed: Worker failed with error '{error}'"
             status, answer = 500, {"error": {"message": text, "type": "InternalServerError", "code": 500}}
-        if not self.alive:
+        if not self.alive or life != self._life:
             handler.close_connection = True
             return
         content = b"" if answer is None else json.dumps(answer).encode()
@@ -156,7 +156,7 @@ class StubServer:
             return 200, {"object": "list", "data": [{"id": "tiny", "max_model_len": self.max_model_len}]}
         if path == "/openapi.json":
             extra = ["/inference/v1/generate"] * self.generates + ["/v1/load_lora_adapter"] * bool(self.lora)
-            return 200, {"paths": dict.fromkeys([*ROUTES, *extra], {})}
+            return 200, {"paths": {route: {} for route in [*ROUTES, *extra]}}
         if path == "/server_info":
             lora = {"max_lora_rank": self.lora} if self.lora else None
             config = {"weight_transfer_config": {"backend": self.backend}, "lora_config": lora}
