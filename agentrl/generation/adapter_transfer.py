@@ -47,17 +47,23 @@ class AdapterTransfer:
         self.model = NAME
         self._server, self._timeout = server, timeout
         self._policy: Any = policy
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def push(self, version: int) -> None:
         """Make the server sample with the policy's adapters as they are now; raises `GenerationError`."""
-        with tempfile.TemporaryDirectory(prefix="agentrl-adapter-") as folder:
-            self._policy.save_pretrained(folder, selected_adapters=[self._policy.active_adapter])
-            subfolder = Path(folder, self._policy.active_adapter)
-            path = str(subfolder if subfolder.is_dir() else folder)
-            body = {"lora_name": NAME, "lora_path": path, "load_inplace": True}
-            self._server.call("POST", "/v1/load_lora_adapter", body, timeout=self._timeout)
+        folder = tempfile.TemporaryDirectory(prefix="agentrl-adapter-")
+        self._policy.save_pretrained(folder.name, selected_adapters=[self._policy.active_adapter])
+        subfolder = Path(folder.name, self._policy.active_adapter)  # where the adapter has a name of its own
+        path = str(subfolder if subfolder.is_dir() else folder.name)
+        body = {"lora_name": NAME, "lora_path": path, "load_inplace": True}
+        self._server.call("POST", "/v1/load_lora_adapter", body, timeout=self._timeout)
         self._server.call("POST", "/reset_prefix_cache?reset_running_requests=true", timeout=self._timeout)
         self._server.call("POST", "/update_weight_version", {"new_version": str(version)})
+        self.close()
+        self._folder = folder  # vLLM reads it once more when the first turn comes
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Remove the adapter's files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

@@ -152,10 +152,10 @@ def gone(url: str, method: str, path: str, error: Exception) -> ServerGone:
 
 
 def read(response: httpx.Response, method: str, path: str) -> Any:
-    """Return the JSON of an answer.
+    """Return the JSON of an answer, or its text where it is not JSON.
 
     Raises:
-        ServerError: The status is an error, or what should be JSON is not.
+        ServerError: The status is an error.
     """
     if response.is_success and not response.content:
         return None
@@ -165,8 +165,6 @@ def read(response: httpx.Response, method: str, path: str) -> Any:
         answer = response.text
     where = f"{method} {response.request.url.copy_with(query=None)}"
     if response.is_success:
-        if isinstance(answer, str):
-            raise ServerError(f"{where} answered no JSON: {shorten(answer)}", response.status_code)
         return answer
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     text = error.get("message", error) if isinstance(error, dict) else error
