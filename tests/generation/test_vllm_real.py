@@ -167,4 +167,3 @@ def test_a_real_engine_in_the_process_samples_from_the_policy(head, tmp_path):
     [(start, version)] = answer["in_flight"]["updates"]
     assert 0 < start < 400
     assert version == 7
-
