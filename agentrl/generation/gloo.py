@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import BroadcastOptions, ProcessGroupGloo, Store
@@ -20,7 +21,7 @@ def join(store: Store, rank: int, world_size: int, timeout: float) -> ProcessGro
     return ProcessGroupGloo(store, rank, world_size, timedelta(seconds=timeout))
 
 
-def broadcast(group: ProcessGroupGloo, tensor: torch.Tensor) -> None:
+def broadcast(group: Any, tensor: torch.Tensor) -> None:
     """Send a contiguous tensor from rank 0, or receive it in place; as bytes, for gloo does not know every dtype."""
     options = BroadcastOptions()
     options.rootRank = 0

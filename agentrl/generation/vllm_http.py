@@ -95,6 +95,14 @@ class Replica:
             raise ServerGone(f"{method} {self.url}{path} had no answer within {seconds:g} s") from error
         return read(response, method, path)
 
+    def is_up(self) -> bool:
+        """Whether the server is there and healthy."""
+        try:
+            self.call("GET", "/health", timeout=5.0)
+        except GenerationError:
+            return False
+        return True
+
     def wait_until_up(self, seconds: float) -> None:
         """Wait for the server to be healthy.
 

@@ -85,6 +85,7 @@ class VllmServerGenerator:
         self.stats = GenerationStats()
         self._homes: dict[str, Replica] = {}
         self._away: set[str] = set()
+        self._waiting: asyncio.Task[None] | None = None
         self._models = {replica.url: replica.model for replica in self._replicas}
         self._version: int | None = None
         self._still = False  # the policy is what was pushed
@@ -191,9 +192,7 @@ class VllmServerGenerator:
 
     def _require_pushed(self, replica: Replica, names: Sequence[str]) -> None:
         if self._version is not None and not all(name.isdecimal() for name in names):
-            raise ServerGone(
-                f"the vLLM server at {replica.url} has started anew, without the policy's weights"
-            )
+            raise ServerGone(f"the vLLM server at {replica.url} has started anew, without the policy's weights")
 
     def _http(self) -> httpx.AsyncClient:
         """A client for the running loop. It keeps no connections, so it can be dropped together with its loop."""
@@ -205,26 +204,30 @@ class VllmServerGenerator:
         return self._client
 
     async def _until_back(self, replica: Replica, error: ServerGone) -> None:
-        """Wait until a server, this one or another, answers and has the weights that turns are to be drawn from.
+        """Wait until a server, this one or another, answers and has the policy's weights; all turns wait together.
 
         Raises:
             GenerationError: There is none in time.
         """
-        if replica.url not in self._away:
-            self._away.add(replica.url)
-            logger.warning(
-                "%s; waiting up to %g s for the server (vllm_server_timeout). Finished turns are kept.",
-                error,
-                self._timeout,
-            )
+        waiting = self._waiting
+        if waiting is None or waiting.done() or waiting.get_loop() is not asyncio.get_running_loop():
+            waiting = self._waiting = asyncio.create_task(self._look_out(replica, error))
+        await asyncio.shield(waiting)
+
+    async def _look_out(self, replica: Replica, error: ServerGone) -> None:
+        self._away.add(replica.url)
+        logger.warning(
+            "%s; waiting up to %g s for the server (vllm_server_timeout). Finished turns are kept.",
+            error,
+            self._timeout,
+        )
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
             await asyncio.sleep(POLL_SECONDS)
             for one in self._replicas:
                 if await asyncio.to_thread(self._is_ready, one):
-                    if one.url in self._away:
-                        self._away.discard(one.url)
-                        logger.warning("the vLLM server at %s is back", one.url)
+                    self._away.discard(one.url)
+                    logger.warning("the vLLM server at %s answers", one.url)
                     return
         raise GenerationError(
             f"the vLLM server at {replica.url} did not come back within {self._timeout:g} s (vllm_server_timeout): "
@@ -233,10 +236,7 @@ class VllmServerGenerator:
 
     def _is_ready(self, replica: Replica) -> bool:
         try:
-            if self._version is None:
-                replica.wait_until_up(0.0)
-                return True
-            return replica.weights_version() == str(self._version)
+            return replica.is_up() if self._version is None else replica.weights_version() == str(self._version)
         except GenerationError:
             return False
 
@@ -259,7 +259,9 @@ class VllmServerGenerator:
         """Push to one server; one that has gone away is waited for."""
         try:
             push.push(version)
-        except ServerGone as error:
+        except GenerationError as error:
+            if replica.is_up():
+                raise
             logger.warning("%s; waiting up to %g s for the server (vllm_server_timeout)", error, self._timeout)
             replica.wait_until_up(self._timeout)
             push.push(version)

@@ -254,7 +254,7 @@ def test_a_killed_server_is_waited_for_gets_its_weights_again_and_the_turn_goes_
     assert server.version == "4"
     assert "waiting up to 10 s for the server" in caplog.text
     assert "pushing the weights again" in caplog.text
-    assert "is back" in caplog.text
+    assert "answers" in caplog.text
 
 
 def test_a_server_that_comes_back_while_the_policy_is_trained_waits_for_the_next_sync(world):
