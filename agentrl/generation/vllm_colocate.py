@@ -154,6 +154,7 @@ class _Core:
         return bool(self._turns) or self._lockstep.running
 
     def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> _Turn:
+        self._awaken()
         self._count += 1
         turn = _Turn(f"{self._lockstep.prefix}{self._count}", name, params, done)
         self._lockstep.add(turn.name, (ids, params))
@@ -171,7 +172,7 @@ class _Core:
         """Take over the policy's weights."""
         if self._asleep:
             self._engine.wake_up(tags=["weights"])
-        self._load()
+        self._engine.collective_rpc(_load_in_worker, args=(self._weights,))
         if self._asleep:
             self._engine.wake_up(tags=["kv_cache"])
         self._asleep = False
@@ -183,9 +184,7 @@ class _Core:
 
     def wake(self) -> None:
         """Be ready to sample."""
-        if self._asleep:  # level 2 has thrown the weights away
-            self.update()
-            self.renew(self._version)
+        self._awaken()
         self._lockstep.begin()
 
     def rest(self, *, sleeps: bool) -> None:
@@ -219,8 +218,10 @@ class _Core:
         for turn in turns.values():
             turn.done(explain(turn.session, error))
 
-    def _load(self) -> None:
-        self._engine.collective_rpc(_load_in_worker, args=(self._weights,))
+    def _awaken(self) -> None:
+        if self._asleep:  # level 2 has thrown the weights away
+            self.update()
+            self.renew(self._version)
 
     def _add(self, name: str, ids: list[int], params: SamplingParams) -> None:
         try:

@@ -46,7 +46,7 @@ def load_weights(model: Any, model_config: Any, weights: Iterable[tuple[str, tor
         model.load_weights(weights)
     finally:  # also after an error: layers that got nothing take their old weights back
         finalize_layerwise_reload(model, model_config)
-    head = getattr(model, "lm_head", None)
+    head: Any = getattr(model, "lm_head", None)
     tied = getattr(model_config.hf_text_config, "tie_word_embeddings", False)
     if tied and isinstance(getattr(head, "weight", None), torch.Tensor) and head.weight.device.type == "cpu":
         dispatch_cpu_unquantized_gemm(head, remove_weight=False)
