@@ -66,7 +66,8 @@ class Replica:
         self.generates = False
         self.loads_adapters = False
         self.lora_rank = 0
-        self._client = httpx.Client(timeout=httpx.Timeout(_CALL_SECONDS, connect=_CONNECT_SECONDS))
+        # No connection is kept: after an error vLLM's web server closes it, and the next request would run into that.
+        self._client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float | None = None) -> Any:
         """Call a route and return the JSON of its answer, None if it has none.
@@ -147,11 +148,6 @@ class Replica:
     def weights_version(self) -> str:
         """What the server calls its weights; "default" after a start."""
         return str(self.call("GET", "/weight_info", timeout=5.0)["weight_version"])
-
-    def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
-        self._client.close()
-        self._client = httpx.Client(timeout=httpx.Timeout(_CALL_SECONDS, connect=_CONNECT_SECONDS))
 
 
 def gone(url: str, method: str, path: str, error: Exception) -> ServerGone:

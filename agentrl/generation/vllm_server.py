@@ -159,10 +159,9 @@ class VllmServerGenerator:
         if self._watcher is not None:
             self._watcher.join()
             self._watcher = None
-        for replica, push in self._pushes:
+        for _, push in self._pushes:
             if push is not None and is_first():
                 push.close()
-            replica.close()
         self._homes.clear()
 
     # Turns ------------------------------------------------------------------------------------------------------

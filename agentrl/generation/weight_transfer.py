@@ -25,7 +25,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.gloo import broadcast, join
-from agentrl.generation.vllm_http import Replica
+from agentrl.generation.vllm_http import Replica, ServerError
 from agentrl.generation.weights import PolicyWeights
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class WeightTransfer:
             self._connect()
         self._post("/pause?mode=keep")
         try:
-            self._post("/start_weight_update")
+            self._begin()
             self._stream()
             self._post("/finish_weight_update", {"weight_version": str(version)})
             # Also of turns in flight: they go on as the new weights would, had they read the row themselves.
@@ -228,6 +228,15 @@ class WeightTransfer:
             lambda: self._post("/init_weight_transfer_engine", invitation), lambda: self._channel.open(world_size)
         )
         self._open = True
+
+    def _begin(self) -> None:
+        try:
+            self._post("/start_weight_update")
+        except ServerError as error:
+            if "already active" not in str(error):
+                raise
+            self._post("/finish_weight_update")  # of a trainer that was killed in the middle
+            self._post("/start_weight_update")
 
     def _stream(self) -> None:
         described = self._weights.described()

@@ -36,7 +36,7 @@ class PolicyWeights:
                 "load the model without quantization_config, or leave use_vllm=False."
             )
         names = {name: value.to("meta") for name, value in _walk(self._model, "", merge=False)}
-        self._converts = list(revert_weight_conversion(self._model, dict(names))) != list(names)
+        self._converts = revert_weight_conversion(self._model, dict(names)).keys() != names.keys()
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

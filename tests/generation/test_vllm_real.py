@@ -124,21 +124,24 @@ def test_a_real_server_survives_a_failed_transfer(policy, generator):
 
 def test_a_real_turn_in_flight_goes_on_across_an_update_and_tells_where(policy, generator, server):
     server.generates = True
-    generator.sync(5)
+    plain = SamplingParams(max_tokens=480)
 
-    async def play() -> Any:
-        turn = asyncio.create_task(generator.sample("s", [140], SamplingParams(max_tokens=480)))
-        await asyncio.sleep(1.0)
+    async def play(version: int, seconds: float) -> Any:
+        turn = asyncio.create_task(generator.sample("s", [140], plain))
+        await asyncio.sleep(seconds)
         await asyncio.to_thread(change, policy)
-        await asyncio.to_thread(generator.sync, 6)
+        await asyncio.to_thread(generator.sync, version)
         return await turn
 
-    sample = asyncio.run(play())
-    assert sample.weights_version == 5
-    [(start, version)] = sample.updates
-    assert version == 6
+    for version, seconds in enumerate([0.1, 0.3, 0.6, 1.2], 5):  # the machine decides how soon is in the middle
+        generator.sync(version * 10)
+        sample = asyncio.run(play(version * 10 + 1, seconds))
+        if sample.updates:
+            break
+    assert sample.weights_version == version * 10
+    [(start, drawn_by)] = sample.updates
+    assert drawn_by == version * 10 + 1
     assert 0 < start < 480
-    plain = SamplingParams(max_tokens=480)
     newer = differences(policy, [140], sample, plain)[start:]
     assert newer.max() <= 1e-4, "what came after the update is of the new weights, as if they had read the whole row"
 
