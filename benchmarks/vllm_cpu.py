@@ -39,7 +39,7 @@ def serving(model: Path, log: Path) -> Iterator[None]:
     """Run a server for a while."""
     command = [ROOT / ".venv-vllm/bin/vllm", "serve", model, "--host", "127.0.0.1", "--port", PORT]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", 512, "--enable-scale-out"]
-    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    command += ["--no-enable-chunked-prefill", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     command += ["--worker-extension-cls", "agentrl.generation.vllm_worker.Extension"]
     command += ["--weight-transfer-config", '{"backend": "gloo"}']
     more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(ROOT)}

@@ -55,7 +55,9 @@ def supports(model: PreTrainedModel) -> str | None:
 
 def cache_argument(model: PreTrainedModel) -> str:
     """Name the argument of a model's forward that takes the cache; it had another name before transformers 5.24."""
-    inner: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+    inner: Any = model
+    if hasattr(model, "peft_config"):
+        inner = inner.get_base_model()
     return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 

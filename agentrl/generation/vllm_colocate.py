@@ -86,6 +86,7 @@ class VllmColocateGenerator(ThreadedGenerator):
             options["enable_sleep_mode"] = sleeps
         else:
             options["enforce_eager"] = True  # compiling takes minutes, and gains little on the CPU
+            options["enable_chunked_prefill"] = False  # with seeds it ends the engine there (vLLM 0.32)
         engine = make_engine(policy, options, needs_text=regex is not None or "bad_words" in (extras or {}))
         stats = GenerationStats()
         core = _Core(engine, PolicyWeights(policy), Lockstep(tensor_parallel_size), dict(extras or {}), regex, stats)
@@ -284,7 +285,9 @@ def make_engine(policy: PreTrainedModel, options: dict[str, Any], *, needs_text:
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError as error:
         raise ConfigurationError(f"vllm_mode='colocate' needs vllm in this environment: {error}") from error
-    model: Any = policy.get_base_model() if hasattr(policy, "peft_config") else policy
+    model: Any = policy
+    if hasattr(policy, "peft_config"):
+        model = model.get_base_model()
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     name = getattr(model.config, "_name_or_path", "")

@@ -29,7 +29,9 @@ class PolicyWeights:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+        self._model: Any = model
+        if hasattr(model, "peft_config"):
+            self._model = self._model.get_base_model()
         if getattr(self._model, "is_quantized", False):
             raise ConfigurationError(
                 "the policy's weights are quantized, so they can neither be sent to vLLM nor be merged with adapters; "
@@ -62,11 +64,11 @@ def _walk(root: nn.Module, path: str, *, merge: bool = True, copies: bool = Fals
         copies: Let what was merged outlive the next step of the iteration.
     """
     seen: set[int] = set()
-    waiting = [(path, root)]
+    waiting: list[tuple[str, Any]] = [(path, root)]
     while waiting:
         path, module = waiting.pop()
         if hasattr(module, "modules_to_save"):  # PEFT trains a copy of the whole module
-            waiting.append((path, module.modules_to_save[module.active_adapters[0]]))  # type: ignore[index, operator]
+            waiting.append((path, module.modules_to_save[module.active_adapters[0]]))
             continue
         if hasattr(module, "base_layer"):
             for name, value in _merged(module, copies) if merge else _innermost(module).named_parameters():

@@ -68,7 +68,7 @@ def server(policy, tmp_path_factory):
     port = free_port()
     command = [BIN / "vllm", "serve", folder / "model", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--enable-scale-out"]
-    command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    command += ["--no-enable-chunked-prefill", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
     command += ["--worker-extension-cls", "agentrl.generation.vllm_worker.Extension"]
     command += ["--weight-transfer-config", '{"backend": "gloo"}']
     with (folder / "log").open("w") as log:
