@@ -244,6 +244,7 @@ class Trajectory:
         retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
         forks: The rows after the first one, in order.
+        record: Its number in the journal of its process, None where none was kept.
     """
 
     task: Task
@@ -262,6 +263,7 @@ class Trajectory:
     retries: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     forks: list[Row] = field(default_factory=list)
+    record: int | None = field(default=None, compare=False)
 
     @property
     def rows(self) -> list[Row]:
