@@ -29,9 +29,8 @@ class PolicyWeights:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model: Any = model
-        if hasattr(model, "peft_config"):
-            self._model = self._model.get_base_model()
+        given: Any = model
+        self._model: Any = given.get_base_model() if hasattr(given, "peft_config") else given
         if getattr(self._model, "is_quantized", False):
             raise ConfigurationError(
                 "the policy's weights are quantized, so they can neither be sent to vLLM nor be merged with adapters; "
