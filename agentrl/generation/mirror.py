@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
+
+
+class Follower(Protocol):
+    """Has weights of its own, which are to be those of a policy."""
+
+    def update(self) -> None:
+        """Take over the policy's weights."""
 
 
 class Mirror:

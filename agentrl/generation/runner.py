@@ -9,13 +9,16 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, modeling_utils
 
 from agentrl.generation.cache import SlotCache, plan_step
-from agentrl.generation.support import attention_windows
+from agentrl.generation.support import attention_windows, cache_argument
 
 _MEMORY_SHARE = 0.3
 """Share of the free memory that the cache may take by default."""
+
+_EACH_ROW = hasattr(modeling_utils, "slice_logits_to_keep")
+"""Whether `logits_to_keep` may name other columns for each row, as since transformers 5.24."""
 
 
 class ModelRunner:
@@ -50,24 +53,31 @@ class ModelRunner:
         width = max(counts_B)
         input_BQ = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in tokens_B], device=device)
         self.cache.step = step
-        last_B1 = torch.tensor(counts_B, device=device)[:, None] - 1
+        columns_K, which_B = _wanted(torch.tensor(counts_B, device=device) - 1)
         with inference(self.model, self._autocast):
             output = self.model(
                 input_ids=input_BQ,
                 attention_mask=self._masks(position_BQ, step.length),
                 position_ids=position_BQ,
-                cache=self.cache,
                 use_cache=True,
-                logits_to_keep=1 if width == 1 else last_B1,
+                logits_to_keep=1 if width == 1 else columns_K,
+                **{cache_argument(self.model): self.cache},
             )
-        return output.logits[:, 0]
+        if which_B is None or width == 1:
+            return output.logits[:, 0]
+        return output.logits[torch.arange(len(counts_B), device=device), which_B]
 
     def default_budget(self) -> tuple[int, str]:
         """Tokens that fit into the default share of the free memory, and that in words."""
         cache = DynamicCache(config=self.config)
         token_11 = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with inference(self.model, self._autocast):
-            self.model(input_ids=token_11, attention_mask=torch.ones_like(token_11), cache=cache, use_cache=True)
+            self.model(
+                input_ids=token_11,
+                attention_mask=torch.ones_like(token_11),
+                use_cache=True,
+                **{cache_argument(self.model): cache},
+            )
         kept: list[Any] = cache.layers
         bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
         if self.device.type == "cuda":
@@ -95,6 +105,11 @@ class ModelRunner:
     def _additive(self, mask: Tensor) -> Tensor:
         lowest = torch.finfo(self.model.dtype).min
         return torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, lowest)
+
+
+def _wanted(last_B: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Which columns' logits to ask for, and which of the answers is each row's, None where it is the only one."""
+    return (last_B[:, None], None) if _EACH_ROW else torch.unique(last_B, return_inverse=True)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def supports(model: PreTrainedModel) -> str | None:
     if adapters:
         inner = inner.get_base_model()  # PEFT's own forward passes on what it does not know
     accepted = inspect.signature(inner.forward).parameters
-    missing = {"position_ids", "cache", "logits_to_keep"} - accepted.keys()
+    missing = {"position_ids", cache_argument(model), "logits_to_keep"} - accepted.keys()
     if missing:
         return f"its forward takes no {', '.join(sorted(missing))}"
     layers = DynamicCache(config=config).layers
@@ -51,6 +51,14 @@ def supports(model: PreTrainedModel) -> str | None:
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return "it has layers of chunked attention"
     return None
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name the argument of a model's forward that takes the cache; it had another name before transformers 5.24."""
+    inner: Any = model
+    if hasattr(model, "peft_config"):
+        inner = inner.get_base_model()
+    return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:

@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from agentrl.errors import GenerationError
-from agentrl.generation.base import GenerationStats, SamplingParams
-from agentrl.generation.mirror import Mirror
+from agentrl.generation.base import GenerationStats, SamplingParams, require_room
+from agentrl.generation.mirror import Follower, Mirror
 from agentrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ Answer = Callable[[Sample | GenerationError], None]
 
 class Core(Protocol):
     """Turns requests into samples, one step at a time; all calls come from one thread."""
-
-    model: Any
-    """What it runs; may be replaced while it is not busy."""
 
     @property
     def busy(self) -> bool:
@@ -70,7 +67,7 @@ class ThreadedGenerator:
     def __init__(self, core: Core, stats: GenerationStats, max_context: int | None):
         self.stats = stats
         self._core = core
-        self._mirror: Mirror | None = None
+        self._mirror: Follower | None = None
         self._max_context = max_context
         self._inbox: queue.SimpleQueue[Callable[[Core], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -87,7 +84,7 @@ class ThreadedGenerator:
         """Whether the model is the copy of a `Mirror`."""
         return self._mirror is not None
 
-    def follow(self, mirror: Mirror) -> None:
+    def follow(self, mirror: Follower) -> None:
         """Say that the model is the copy of a mirror, which `sync` updates from now on."""
         self._mirror = mirror
 
@@ -98,19 +95,17 @@ class ThreadedGenerator:
             ConfigurationError: What runs the model cannot change its weights on the way.
         """
         if not self.owns_weights:
-            mirror = Mirror(self._core.model)
-            self._core.model = mirror.model
+            core: Any = self._core  # those that run no model of the trainer's own their weights already
+            mirror = Mirror(core.model)
+            core.model = mirror.model
             self.follow(mirror)
 
     async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""
-        self._check(session, ids, params)
+        require_room(session, ids, params, self.max_context)
         turn = _Turn(session, list(ids), params)
         with self._lock:
-            if self._thread is None:
-                self._serving = True
-                self._thread = threading.Thread(target=self._serve, name="agentrl-generator", daemon=True)
-                self._thread.start()
+            self._start()
             self._inbox.put(turn.submit)
         try:
             return await turn.answer
@@ -131,23 +126,12 @@ class ThreadedGenerator:
         if mirror is None:
             self._inbox.put(lambda core: core.renew(weights_version))
             return
-        done: Future[None] = Future()
 
         def renew(core: Core) -> None:
-            try:
-                mirror.update()
-                core.renew(weights_version)
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+            mirror.update()
+            core.renew(weights_version)
 
-        with self._lock:
-            if self._thread is None:
-                renew(self._core)
-            else:
-                self._inbox.put(renew)
-        done.result()
+        self._perform(renew)
 
     def close(self) -> None:
         """End the thread and free the cache; requests without an answer get a `GenerationError`.
@@ -161,15 +145,38 @@ class ThreadedGenerator:
                 self._thread.join()
                 self._thread = None
 
-    def _check(self, session: str, ids: Sequence[int], params: SamplingParams) -> None:
-        if not ids:
-            raise GenerationError(f"session {session!r}: the row is empty; a prompt needs at least one token")
-        limit = self.max_context
-        if limit is not None and len(ids) + params.max_tokens > limit:
-            raise GenerationError(
-                f"session {session!r}: {len(ids)} tokens and up to {params.max_tokens} new ones exceed the "
-                f"model's context of {limit}; shorten the prompt or lower the completion length"
-            )
+    def _start(self) -> None:
+        """Start the thread if it does not run; the lock is held."""
+        if self._thread is None:
+            self._serving = True
+            self._thread = threading.Thread(target=self._serve, name="agentrl-generator", daemon=True)
+            self._thread.start()
+
+    def _perform(self, action: Callable[[Core], None], *, start: bool = False) -> None:
+        """Run something between two steps, in the core's thread where there is one, and wait for its end.
+
+        Args:
+            action: What to run; what it raises is raised here.
+            start: Start the thread if it does not run.
+        """
+        done: Future[None] = Future()
+
+        def run(core: Core) -> None:
+            try:
+                action(core)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            if start:
+                self._start()
+            if self._thread is None:
+                run(self._core)
+            else:
+                self._inbox.put(run)
+        done.result()
 
     def _serve(self) -> None:
         while self._serving:

@@ -28,13 +28,11 @@ from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import require_seconds
 from agentrl.training.objective_checks import check_objective
 from agentrl.training.objective_checks import require as _require
+from agentrl.training.vllm_checks import check_vllm
 
-_VLLM = "generation through vLLM is not part of this version; leave use_vllm=False"
 _OWN_LOSS = "the objective is computed by agentrl, not from labels"
 
 REFUSED: dict[str, str] = {
-    "use_vllm": _VLLM,
-    "vllm_structured_outputs_regex": _VLLM,
     "label_smoothing_factor": _OWN_LOSS,
     "label_names": _OWN_LOSS,
     "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
@@ -143,18 +141,23 @@ class RolloutConfig(TrainingArguments):
 
     # vLLM
     use_vllm: bool = _arg(False, "Generate with vLLM.")
-    vllm_mode: str = _arg("colocate", "`colocate` or `server`.")
-    vllm_model_impl: str = _arg("vllm", "`vllm` or `transformers`.")
-    vllm_enable_sleep_mode: bool = _arg(False, "Offload vLLM during the optimizer step.")
-    vllm_structured_outputs_regex: str | None = _arg(None, "Regular expression that completions must match.")
-    vllm_server_base_url: str | None = _arg(None, "Base URL of the server.")
-    vllm_server_host: str = _arg("0.0.0.0", "Host of the server.")
-    vllm_server_port: int = _arg(8000, "Port of the server.")
-    vllm_server_timeout: float = _arg(240.0, "Seconds to wait for the server.")
-    vllm_group_port: int = _arg(51216, "Port of the weight transfer group.")
-    vllm_gpu_memory_utilization: float = _arg(0.3, "Share of GPU memory for vLLM.")
-    vllm_max_model_length: int | None = _arg(None, "Context length of vLLM.")
-    vllm_tensor_parallel_size: int = _arg(1, "Tensor parallel size of vLLM.")
+    vllm_mode: str = _arg("colocate", "`colocate`: in the trainer's process; or `server`: `vllm serve` elsewhere.")
+    vllm_model_impl: str = _arg("vllm", "colocate: vLLM's own implementation of the model, or `transformers`.")
+    vllm_enable_sleep_mode: bool = _arg(False, "colocate: give vLLM's memory to the optimizer step.")
+    vllm_structured_outputs_regex: str | None = _arg(None, "Regular expression that each turn must match.")
+    vllm_server_base_url: str | None = _arg(
+        None, "server: base URL instead of host and port; several servers are separated by commas."
+    )
+    vllm_server_host: str = _arg("0.0.0.0", "server: its host.")
+    vllm_server_port: int = _arg(8000, "server: its port.")
+    vllm_server_timeout: float = _arg(
+        240.0, "server: seconds to wait for it to be up, at the start and later, and for each step of sending weights."
+    )
+    vllm_request_timeout: float = _arg(1800.0, "server: seconds that a turn may take before it is asked for again.")
+    vllm_group_port: int = _arg(51216, "server: port of this process for sending weights; servers add their number.")
+    vllm_gpu_memory_utilization: float = _arg(0.3, "colocate: share of GPU memory for vLLM.")
+    vllm_max_model_length: int | None = _arg(None, "colocate: context length; default: that of the model.")
+    vllm_tensor_parallel_size: int = _arg(1, "colocate: processes that share one vLLM; divides their number.")
 
     # Objective
     beta: float = _arg(0.0, "KL coefficient; 0.0 loads no reference model.")
@@ -210,7 +213,7 @@ class RolloutConfig(TrainingArguments):
             self.use_transformers_continuous_batching = True
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and _device_has_bf16()
-        if self.activation_checkpointing is None:
+        if getattr(self, "activation_checkpointing", False) is None:  # transformers before 5.24 has the old name only
             # Set before the base class looks, which would warn about its documented name on every construction.
             self.activation_checkpointing = self.gradient_checkpointing
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
@@ -301,6 +304,7 @@ class RolloutConfig(TrainingArguments):
             require_seconds(name, getattr(self, name))
         limit = self.tool_max_failures
         _require(limit is None or limit >= 2, "tool_max_failures", limit, "None or at least 2")
+        check_vllm(self)
         FailurePolicy(
             self.environment_retries, self.environment_retry_delay, self.max_failure_rate, self.failure_window
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.chat.renderer import Renderer
-from agentrl.generation.base import Generator
+from agentrl.generation.base import Generator, Phased, Probed
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.engine import RolloutEngine
@@ -34,13 +34,14 @@ from agentrl.training.checks import common_columns
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
-from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
+from agentrl.training.generators import generator_of, samples_the_policy, sampling_of, unscored
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.preparation import has_dropout
 from agentrl.training.recording import Recorder
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
+from agentrl.training.sampler_check import UPDATES_CHECKED, differences, judge, probe_ids, probe_params
 from agentrl.training.scoring import Scores, score
 from agentrl.training.sharding import WholeCopy, is_sharded
 from agentrl.training.windows import (
@@ -181,6 +182,10 @@ class Collector:
             model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
+        comparable = (
+            isinstance(self.generator, Probed) and not unscored(args) and not args.vllm_structured_outputs_regex
+        )
+        self._updates_checked = 0 if comparable else UPDATES_CHECKED
 
     def collect(
         self,
@@ -221,6 +226,8 @@ class Collector:
             draw.replace(flat, self._draw(redraw(groups, discarded.rounds)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
+        if isinstance(self.generator, Phased):
+            self.generator.rest()
         plan = self.arranger.plan(everywhere, mine, rows_per_batch, batches, together)
         played = [
             TrainingRow(trajectory, self._is_trained(trajectory, record))
@@ -335,12 +342,18 @@ class Collector:
         return self.sampling, sorted(self.renderer.stop_ids), self.engine.limits, template, generator, schemas
 
     def _sync(self) -> None:
-        """Tell the generator of new weights, once for each optimizer step."""
-        if self._synced != self.trainer.state.global_step:
+        """Hand the weights over, once for each optimizer step, and see that the generator samples from them."""
+        updated = self._synced != self.trainer.state.global_step
+        if updated:
             self._synced = self.trainer.state.global_step
             if self._whole is not None:
                 self._whole.gather(self.model)
             self.generator.sync(self._synced)
+        if isinstance(self.generator, Phased):
+            self.generator.wake()
+        if updated and self._updates_checked < UPDATES_CHECKED:
+            self._updates_checked += 1
+            self._check_sampler()
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
         self._sync()
@@ -348,6 +361,18 @@ class Collector:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
         with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
             return self.engine.run(tasks)
+
+    def _check_sampler(self) -> None:
+        """Refuse to go on if the generator's own weights are not the policy's."""
+        generator = self.generator
+        assert isinstance(generator, Probed)
+        ids = probe_ids(self.tokenizer, generator.max_context)
+        params = probe_params(self.sampling, ids, generator.max_context)
+        samples = self.engine.await_(generator.probe(ids, params))
+        with self.trainer.compute_loss_context_manager(), evaluating(self.model):
+            found = {name: differences(self.model, ids, sample, params) for name, sample in samples.items()}
+        single = not (self.args.bf16 or self.args.fp16) and self.model.dtype == torch.float32
+        judge(found, exact=generator.exact and single)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.generation.base import Generator, SamplingParams
+from agentrl.generation.base import Generator, Probed, SamplingParams
 from agentrl.generation.factory import make_generator
 from agentrl.generation.threaded import ThreadedGenerator
 from agentrl.training.arguments import RolloutConfig, as_dict
@@ -38,13 +38,23 @@ def samples_the_policy(generator: Generator, args: RolloutConfig, policy: PreTra
     Correcting for that would only carry noise into the update: how rows share a batch depends on when they arrive.
     """
     mixed = args.bf16 or args.fp16 or getattr(policy, "is_quantized", False) or policy.dtype != torch.float32
-    return isinstance(generator, ThreadedGenerator) and not mixed and not _unscored(args)
+    same = isinstance(generator, ThreadedGenerator) and not isinstance(generator, Probed)
+    return same and not mixed and not unscored(args)
 
 
-def _unscored(args: RolloutConfig) -> dict[str, object]:
+def unscored(args: RolloutConfig) -> dict[str, object]:
     """What samples are drawn with and the trainer does not score with."""
     given = as_dict(args.generation_kwargs) or {}
     return {name: value for name, value in given.items() if name not in COMMON}
+
+
+def warn_unscored(special: Mapping[str, object]) -> None:
+    """Say that the trainer does not score as it samples."""
+    logger.warning(
+        "the trainer scores tokens without generation_kwargs %s: where they change the distribution, sampling "
+        "is off-policy (see the metric sampling/sampling_logp_difference/max)",
+        sorted(special),
+    )
 
 
 def generator_of(
@@ -57,17 +67,19 @@ def generator_of(
         model: The policy, not wrapped.
         autocast: Makes the mixed-precision context of a forward pass.
     """
-    special = _unscored(args)
+    special = unscored(args)
+    if args.use_vllm:
+        from agentrl.training.vllm import vllm_generator
+
+        if special:
+            warn_unscored(special)
+        return vllm_generator(args, model, sampling_of(args), special)
     if args.use_transformers_continuous_batching:
         from agentrl.generation.continuous import ContinuousGenerator
 
         return ContinuousGenerator(model, config=as_dict(args.transformers_continuous_batching_config))
     if special:
-        logger.warning(
-            "the trainer scores tokens without generation_kwargs %s: where they change the distribution, sampling "
-            "is off-policy (see the metric sampling/sampling_logp_difference/max)",
-            sorted(special),
-        )
+        warn_unscored(special)
     return make_generator(
         model,
         generation_kwargs=special or None,

@@ -31,11 +31,6 @@ READERS = ["training_args.py", "trainer_callback.py", "trainer_optimizer.py", "m
 READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "integrations/neftune.py"]
 """Modules of transformers, besides the trainer, that are given the arguments."""
 
-QUALIFIES = {
-    "vllm_": "use_vllm",
-}
-"""Names that say how something is done; while that is refused they may go unread."""
-
 NOTHING_TO_DO = {
     "do_train": "for scripts; transformers does not read it either",
     "do_predict": "for scripts; transformers does not read it either",
@@ -100,9 +95,6 @@ def inherited_reads() -> set[str]:
 
 def unread(names: list[str], read: set[str]) -> list[str]:
     excused = {*REFUSED, *NOTHING_TO_DO}
-    for prefix, feature in QUALIFIES.items():
-        if feature in REFUSED:
-            excused |= {name for name in names if name.startswith(prefix) and "importance_sampling" not in name}
     return [name for name in names if name not in read | excused]
 
 

@@ -1,0 +1,172 @@
+"""Real vLLM on the CPU, in an environment of its own (`make venv-vllm`); without it these are skipped, as in CI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import GenerationError
+from agentrl.generation.base import SamplingParams
+from agentrl.generation.vllm_http import Replica
+from agentrl.generation.vllm_server import VllmServerGenerator
+from agentrl.generation.weight_transfer import GlooChannel, WeightTransfer
+from agentrl.generation.weights import PolicyWeights
+from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import FIX_VOCAB_SIZE, fix_tokenizer
+from agentrl.training.sampler_check import differences
+from tests.generation.test_vllm_server import Broken, change
+
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / ".venv-vllm" / "bin"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+IDS = [140, 150, 160]
+PARAMS = SamplingParams(max_tokens=16, temperature=0.7, top_k=40, repetition_penalty=1.2, seed=2**62)
+START_SECONDS = 300.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.xdist_group("vllm"),  # one engine at a time
+    pytest.mark.skipif(not (BIN / "vllm").exists(), reason="no .venv-vllm: make venv-vllm"),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, tie_word_embeddings=True, **HEADS)
+
+
+@pytest.fixture(scope="module")
+def server(policy, tmp_path_factory):
+    """A real server with tied embeddings, whose head vLLM forgets to renew on the CPU."""
+    folder = tmp_path_factory.mktemp("vllm")
+    policy.save_pretrained(folder / "model")
+    fix_tokenizer().save_pretrained(folder / "model")
+    port = free_port()
+    command = [BIN / "vllm", "serve", folder / "model", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--enable-scale-out"]
+    command += ["--no-enable-chunked-prefill", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
+    command += ["--worker-extension-cls", "agentrl.generation.vllm_worker.Extension"]
+    command += ["--weight-transfer-config", '{"backend": "gloo"}']
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            list(map(str, command)), cwd=folder, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, process_group=0
+        )
+    replica = Replica(f"http://127.0.0.1:{port}")
+    try:
+        replica.wait_until_up(START_SECONDS)
+        replica.learn()
+        yield replica
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def generator(policy, server):
+    transfer = WeightTransfer(server, PolicyWeights(policy), GlooChannel("127.0.0.1", free_port(), 60.0), 60.0)
+    made = VllmServerGenerator([(server, transfer)], sampling=PARAMS)
+    yield made
+    made.close()
+
+
+def test_a_real_server_samples_from_the_policy_after_every_update(policy, generator, server):
+    """J02, J03: with temperature, top-k and a penalty, over gloo, with tied embeddings."""
+    assert server.dtype == "float32"
+    assert generator.exact
+    assert generator.max_context == 512
+    for version in range(3):
+        change(policy)
+        generator.sync(version)
+        sample = asyncio.run(generator.sample("s", IDS, PARAMS))
+        assert differences(policy, IDS, sample, PARAMS).max() <= 1e-4
+        assert sample.weights_version == version
+        server.generates = not server.generates  # both routes
+
+
+def test_a_real_server_survives_a_failed_transfer(policy, generator):
+    generator.sync(1)
+    transfer = generator._pushes[0][1]
+    for how, words in [("name", "nowhere"), ("stops", "the third tensor is lost")]:
+        good, transfer._weights = transfer._weights, Broken(policy, how)
+        with pytest.raises(GenerationError, match=words):
+            generator.sync(2)
+        transfer._weights = good
+        assert asyncio.run(generator.sample("s", IDS, PARAMS)).ids
+    change(policy)
+    generator.sync(3)
+    sample = asyncio.run(generator.sample("s", IDS, PARAMS))
+    assert differences(policy, IDS, sample, PARAMS).max() <= 1e-4
+
+
+def test_a_real_turn_in_flight_goes_on_across_an_update_and_tells_where(policy, generator, server):
+    server.generates = True
+    plain = SamplingParams(max_tokens=480)
+
+    async def play(version: int, seconds: float) -> Any:
+        turn = asyncio.create_task(generator.sample("s", [140], plain))
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(change, policy)
+        await asyncio.to_thread(generator.sync, version)
+        return await turn
+
+    for version, seconds in enumerate([0.1, 0.3, 0.6, 1.2], 5):  # the machine decides how soon is in the middle
+        generator.sync(version * 10)
+        sample = asyncio.run(play(version * 10 + 1, seconds))
+        if sample.updates:
+            break
+    assert sample.weights_version == version * 10
+    [(start, drawn_by)] = sample.updates
+    assert drawn_by == version * 10 + 1
+    assert 0 < start < 480
+    newer = differences(policy, [140], sample, plain)[start:]
+    assert newer.max() <= 1e-4, "what came after the update is of the new weights, as if they had read the whole row"
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_a_real_engine_in_the_process_samples_from_the_policy(head, tmp_path):
+    """With vLLM's older transformers; sleeping is on, which does nothing on the CPU."""
+    done = subprocess.run(
+        [BIN / "python", "-m", "tests.generation.vllm_colocated_run", tmp_path, head],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
+    answer = json.loads(answers[0].removeprefix("ANSWER "))
+    assert max(answer["logp_difference"]) <= 1e-4
+    assert len(answer["logp_difference"]) == 3
+    assert max(answer["after_updates"]) <= 1e-4
+    assert answer["max_context"] == 512
+    assert answer["in_flight"]["waited"] is False
+    assert answer["in_flight"]["short"] == 4
+    assert answer["in_flight"]["first"] == 2
+    [(start, version)] = answer["in_flight"]["updates"]
+    assert 0 < start < 400
+    assert version == 7

@@ -1,0 +1,207 @@
+"""Trainers on vLLM's server mode, against a server that speaks its protocol; and which settings make sense."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl import GRPOConfig, RLOOConfig
+from agentrl.errors import ConfigurationError, GenerationError
+from agentrl.generation import vllm_server
+from agentrl.generation.base import SamplingParams
+from agentrl.training.sampler_check import EXACT, differences, judge
+from agentrl.training.vllm import vllm_generator
+from tests.generation.vllm_stub import StubServer
+from tests.training.runs import logged, make_config, make_trainer, small_model
+from tests.training.worlds import run_world
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(vllm_server, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.05)
+    made = StubServer(small_model(), max_model_len=64)
+    yield made
+    if made.alive:
+        made.die()
+
+
+def options(server: StubServer, **others: Any) -> dict[str, Any]:
+    url = {"vllm_server_base_url": server.url, "vllm_group_port": free_port(), "vllm_server_timeout": 20.0}
+    return {"use_vllm": True, "vllm_mode": "server", **url, **others}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_run_samples_from_the_policy_after_every_update(algorithm, server, tmp_path):
+    """Invariant 3: sampler and trainer agree on every token of every step, though the weights change."""
+    more = {"temperature": 0.9, "top_k": 30, "repetition_penalty": 1.1, "max_steps": 3}
+    trainer = make_trainer(algorithm, tmp_path, generator=None, **options(server, **more))
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train()
+    assert len(logged(trainer, "sampling/sampling_logp_difference/max")) == 3
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) <= EXACT
+    assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert [body["weight_version"] for body in server.bodies("/finish_weight_update")] == ["0", "1", "2"]
+    assert trainer.collector.engine.limits.max_context == 64, "the server's, not the config's"
+
+
+def test_a_server_that_keeps_old_weights_ends_the_run(server, tmp_path):
+    """An update that answers 200 and changes nothing is noticed at the next one."""
+    server.stale = True
+    trainer = make_trainer("grpo", tmp_path, generator=None, **options(server, max_steps=5))
+    with pytest.raises(GenerationError, match="does not sample from the policy"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_the_bound_is_exact_in_float32_and_rough_otherwise():
+    judge({"a": torch.tensor([1e-5, 9e-5])}, exact=True)
+    judge({"a": torch.tensor([0.1, 0.2])}, exact=False)
+    for values, exact in [([0.0, 2e-4], True), ([0.1, 0.5], False), ([0.0, torch.nan], True)]:
+        with pytest.raises(GenerationError, match="a does not sample from the policy"):
+            judge({"a": torch.tensor(values)}, exact=exact)
+
+
+def test_a_server_killed_in_the_middle_of_a_run_costs_nothing_but_time(server, tmp_path, caplog):
+    """Finished turns are kept, weights are pushed again, and the run ends as it would have."""
+
+    def rewarding(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [(sum(ids) % 11) / 10 for ids in completion_ids]
+
+    settings = options(server, max_steps=3)
+    calm = make_trainer("grpo", tmp_path / "calm", reward=rewarding, generator=None, **settings)
+    calm.train()
+    server.die()
+    server.start()
+    asked = []
+
+    def delay(body: dict[str, Any]) -> float:
+        asked.append(body)
+        if len(asked) == 8:  # in the second step
+            import threading
+
+            def restart() -> None:
+                server.die()
+                server.start()
+
+            threading.Thread(target=restart, daemon=True).start()
+            return 0.5
+        return 0.0
+
+    server.delay = delay
+    shaken = make_trainer("grpo", tmp_path / "shaken", reward=rewarding, generator=None, **settings)
+    shaken.train()
+    assert "pushing the weights again" in caplog.text
+    assert logged(shaken, "reward") == pytest.approx(logged(calm, "reward"))
+    assert logged(shaken, "loss") == pytest.approx(logged(calm, "loss"), abs=1e-5)
+
+
+def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]]) -> list[Any]:
+    """In one process of several: sample as many turns as are pending here, round by round."""
+    rank = int(os.environ["RANK"])
+    policy = small_model()
+    args = make_config(
+        "grpo", folder, use_vllm=True, vllm_mode="server", vllm_server_base_url=url, vllm_group_port=port
+    )
+    params = SamplingParams(max_tokens=5, temperature=0.8)
+    generator = vllm_generator(args, policy, params, {})
+    answers = []
+    for version, counts in enumerate(pending):
+        with torch.no_grad():
+            for number, parameter in enumerate(policy.parameters()):
+                parameter.add_(0.01 * (version + 1) * (number % 3))
+        generator.sync(version)
+
+        async def rounds(count: int = counts[rank], version: int = version) -> list[Any]:
+            turns = [generator.sample(f"{version}/{i}", [140 + rank, 150 + i], params) for i in range(count)]
+            return await asyncio.gather(*turns)
+
+        for i, sample in enumerate(asyncio.run(rounds())):
+            ids = [140 + rank, 150 + i]
+            answers.append((version, sample.weights_version, float(differences(policy, ids, sample, params).max())))
+    generator.close()
+    return answers
+
+
+def test_processes_with_unequally_many_pending_rollouts_get_their_own_tokens(server, tmp_path):
+    """5 and 3 pending rollouts, then 5 and 0: no process waits for another, no row is mixed up."""
+    first, second = run_world(play, tmp_path, tmp_path, server.url, free_port(), [(5, 3), (5, 0), (1, 4)])
+    assert [len(first), len(second)] == [11, 7]
+    for version, drawn_by, difference in first + second:
+        assert drawn_by == version
+        assert difference <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vllm_mode": "remote"}, "vllm_mode"),
+        ({"vllm_model_impl": "jax"}, "vllm_model_impl"),
+        ({"vllm_server_timeout": 0}, "vllm_server_timeout"),
+        ({"vllm_request_timeout": None}, "vllm_request_timeout"),
+        ({"vllm_server_port": 70000}, "vllm_server_port"),
+        ({"vllm_group_port": 0}, "vllm_group_port"),
+        ({"vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization"),
+        ({"vllm_max_model_length": 0}, "vllm_max_model_length"),
+        ({"vllm_tensor_parallel_size": 2, "use_vllm": True}, "does not divide the 1 processes"),
+        ({"use_vllm": True, "use_transformers_continuous_batching": True}, "use_transformers_continuous_batching"),
+        ({"use_vllm": True, "cache_implementation": "static"}, "cache_implementation"),
+        ({"use_vllm": True, "vllm_mode": "server", "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode"),
+    ],
+)
+@pytest.mark.parametrize("cls", [GRPOConfig, RLOOConfig])
+def test_settings_of_vllm_that_make_no_sense_are_refused(cls, settings, words, tmp_path):
+    with pytest.raises(ConfigurationError, match=words):
+        cls(str(tmp_path), use_cpu=True, num_generations=2, **settings)
+
+
+def test_a_regular_expression_is_for_runs_that_do_not_correct_the_sampler(tmp_path):
+    """Sampler and trainer score other distributions then, which is no error to be corrected."""
+    settings = {"use_vllm": True, "vllm_structured_outputs_regex": "[0-9]+", "num_generations": 2, "use_cpu": True}
+    with pytest.raises(ConfigurationError, match="vllm_importance_sampling_correction=False"):
+        GRPOConfig(str(tmp_path), **settings)
+    GRPOConfig(str(tmp_path), **settings, vllm_importance_sampling_correction=False)
+    RLOOConfig(str(tmp_path), **settings)
+
+
+def test_the_regular_expression_and_further_parameters_reach_the_server(server, tmp_path):
+    more = {"vllm_structured_outputs_regex": "[a-z]+", "vllm_importance_sampling_correction": False, "max_steps": 1}
+    trainer = make_trainer(
+        "grpo", tmp_path, generator=None, **options(server, **more, generation_kwargs={"min_tokens": 1})
+    )
+    trainer.train()
+    bodies = server.bodies("/v1/completions")[1:]
+    assert bodies
+    assert all(body["structured_outputs"] == {"regex": "[a-z]+"} and body["min_tokens"] == 1 for body in bodies)
+
+
+def test_without_vllm_colocate_says_what_is_missing(tmp_path):
+    pytest.importorskip("torch")
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        with pytest.raises(ConfigurationError, match="needs vllm in this environment"):
+            make_trainer("grpo", tmp_path, generator=None, use_vllm=True)
+    else:
+        pytest.skip("vllm is installed here")
+
+
+def test_quantized_weights_are_refused(server, tmp_path, monkeypatch):
+    policy = small_model()
+    policy.is_quantized = True
+    args = make_config("grpo", tmp_path, **options(server))
+    with pytest.raises(ConfigurationError, match="quantized"):
+        vllm_generator(args, policy, SamplingParams(max_tokens=1), {})
