@@ -7,22 +7,24 @@ with the same shape of turn and the real results, so that no sampled id is ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from agentrl.chat.derivation import find_format
 from agentrl.chat.forks import Continuation, continue_or_fork
+from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
+from agentrl.chat.pictures import take_pictures
 from agentrl.chat.repair import Choice, exact_template, forking_template
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template, own_template
 from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
-from agentrl.types import Message, Prompt
+from agentrl.types import Encoded, Image, Message, Prompt
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""
@@ -38,7 +40,7 @@ class Renderer:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         *,
         template_kwargs: dict[str, Any] | None = None,
         tools: bool = False,
@@ -48,7 +50,8 @@ class Renderer:
         """Make a renderer.
 
         Args:
-            tokenizer: A tokenizer; it is not changed.
+            processing_class: A tokenizer, or the processor of a vision-language model, whose messages can have images;
+                it is not changed.
             template_kwargs: Variables for the chat template, such as `enable_thinking`.
             tools: Whether there will be tool rounds. Then the template is proved fit for them here; where the
                 tokenizer's own is not, the training template of its family takes its place.
@@ -61,8 +64,9 @@ class Renderer:
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
+        tokenizer: PreTrainedTokenizerBase = getattr(processing_class, "tokenizer", processing_class)
         self._tokenizer = tokenizer
-        own = own_template(tokenizer, template_kwargs or {}, tools)
+        own = own_template(processing_class, template_kwargs or {}, tools)
         self._forks = reasoning == "fork"
         choose = forking_template if self._forks else exact_template
         self.choice: Choice | None = choose(own) if tools else None
@@ -85,13 +89,24 @@ class Renderer:
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._suffixes = None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
-        self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._images = None if own is None else own.images
+        self._prompts: dict[Any, Encoded] = {}
         self._decode = _decoder(tokenizer)
 
     @property
     def end_of_turn(self) -> str | None:
         """The token that ends a turn in the template, None where there is none or the next role's marker does it."""
         return None if self._end is None else self._end.text
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether messages can have images."""
+        return self._images is not None
+
+    @property
+    def never_sampled(self) -> tuple[int, ...] | None:
+        """Ids that a model must not write: what stands for an image; None where there are none."""
+        return None if self._images is None else (self._images.placeholder_id,)
 
     @property
     def reads_calls(self) -> bool:
@@ -111,28 +126,50 @@ class Renderer:
 
         Raises:
             TemplateError: There is no chat template, or it cannot render the messages.
+            ImageError: An image of the messages cannot be processed or placed.
         """
+        return self.encode_prompt(prompt, tools).ids
+
+    def encode_prompt(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> Encoded:
+        """Encode a prompt with its images; see `prompt_ids`."""
         if isinstance(prompt, str):
-            return list(self._tokenizer(prompt, padding=False)["input_ids"])
+            return Encoded(list(self._tokenizer(prompt, padding=False)["input_ids"]))
         if self._template is None:
             raise TemplateError(
                 "The prompt has messages but the tokenizer has no chat template. Set "
                 "`tokenizer.chat_template` or give prompts as text."
             )
+        messages, images = self._process_images(prompt)
+        if images:  # the cache would keep their pixels
+            return self._render_prompt(self._template, messages, tools, images)
         key = (repr(prompt), repr(tools))  # the members of a group share their prompt
         if (known := self._prompts.get(key)) is None:
-            known = self._prompts[key] = self._render_prompt(self._template, prompt, tools)
+            known = self._prompts[key] = self._render_prompt(self._template, messages, tools, images)
             if len(self._prompts) > _CACHED:
                 del self._prompts[next(iter(self._prompts))]
-        return list(known)
+        return Encoded(list(known.ids))
 
     def _render_prompt(
-        self, template: Template, prompt: list[Message], tools: list[dict[str, Any]] | None
-    ) -> tuple[int, ...]:
+        self,
+        template: Template,
+        prompt: list[Message],
+        tools: list[dict[str, Any]] | None,
+        images: Sequence[Image],
+    ) -> Encoded:
         messages = clean_messages(prompt)
         prefilled = bool(messages) and messages[-1].get("role") == "assistant"
         text = template.render(messages, tools, not prefilled, continue_last=prefilled)
-        return tuple(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+        return encode_with_images(template.images, self._encode, text, images)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+
+    def _process_images(self, messages: list[Message]) -> tuple[list[Message], list[Image]]:
+        """Take the pictures out of messages and process them."""
+        if self._images is None:
+            return messages, []
+        messages, pictures = take_pictures(messages)
+        return messages, [self._images.process(picture) for picture in pictures]
 
     def suffix_ids(
         self,
@@ -186,10 +223,14 @@ class Renderer:
 
         Raises:
             TemplateError: The template cannot render the messages, or not those of this prompt again.
+            ImageError: An image of the results cannot be processed or placed.
         """
+        results, images = self._process_images(results)
         if not self._forks:
-            suffix = self.suffix_ids(sampled[-1], completion[-1], results, tools)
-            return Continuation(suffix, len(suffix))
+            if self._suffixes is None:
+                raise no_end_of_turn()
+            suffix = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
+            return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
         if self._template is None or self._end is None or self._suffixes is None:
             raise no_end_of_turn()
         if isinstance(prompt, str) or (prompt and prompt[-1]["role"] == "assistant"):
@@ -197,15 +238,17 @@ class Renderer:
                 "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
                 'round. Give messages that end with another role, or set reasoning="keep".'
             )
+        messages, earlier = self._process_images([*prompt, *completion])
         return continue_or_fork(
             self._template,
             self._end,
             self._suffixes,
-            [*prompt, *completion],
+            messages,
             results,
             tools,
             sampled=self._decode(sampled[:-1]),
             last_id=sampled[-1],
+            images=[*earlier, *images],
         )
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:

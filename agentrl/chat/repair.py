@@ -105,7 +105,7 @@ def exact_template(own: Template | None) -> Choice:
         return Choice(own, Origin.OWN, name)
     problem = proof.problem
     if family is not None and family.training_template is not None:
-        trained = Template(own.tokenizer, training_template(family, own.render), own.variables)
+        trained = Template(own.tokenizer, training_template(family, own.render), own.variables, own.images)
         if trained.generation_prompt != own.generation_prompt:
             problem += (
                 f"\nThe training template of {name} begins a turn with {trained.generation_prompt!r}, the own one "

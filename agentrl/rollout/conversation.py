@@ -7,7 +7,9 @@ chat template rewrites earlier turns, the row is set aside and a new one begins 
 
 from __future__ import annotations
 
-from agentrl.types import Message, Prompt, Row, Sample
+from collections.abc import Sequence
+
+from agentrl.types import Encoded, ImageSpan, Message, Prompt, Row, Sample
 
 
 class Conversation:
@@ -22,15 +24,17 @@ class Conversation:
         ids: The whole row, prompt included. Callers read it and never change it.
         loss_mask: 1 for sampled ids, 0 for suffix ids; completion only.
         logprobs: Logprob of each sampled id, 0.0 for suffix ids; completion only.
+        images: The images of the row, in order.
         messages: What followed the prompt: assistant and tool messages.
     """
 
-    def __init__(self, prompt: Prompt, prompt_ids: list[int]) -> None:
+    def __init__(self, prompt: Prompt, encoded: Encoded) -> None:
         self.rows: list[Row] = []
         self.spent = 0
         self.prompt = prompt
-        self.prompt_length = len(prompt_ids)
-        self.ids = list(prompt_ids)
+        self.prompt_length = len(encoded.ids)
+        self.ids = list(encoded.ids)
+        self.images = list(encoded.images)
         self.loss_mask: list[int] = []
         self.logprobs: list[float] = []
         self.messages: list[Message] = []
@@ -55,23 +59,26 @@ class Conversation:
         self.spent += len(sample.ids)
         return start, self.completion_length
 
-    def add_suffix(self, ids: list[int], messages: list[Message]) -> None:
-        """Append what the template puts between two sampled turns, and the messages it shows."""
+    def add_suffix(self, ids: list[int], messages: list[Message], images: Sequence[ImageSpan] = ()) -> None:
+        """Append what the template puts between two sampled turns, and the messages and images it shows."""
+        self.images += [span.moved(len(self.ids)) for span in images]
         self.ids += ids
         self.loss_mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.messages += messages
         self.spent += len(ids)
 
-    def fork(self, ids: list[int], messages: list[Message], added: int) -> None:
+    def fork(self, ids: list[int], messages: list[Message], added: int, images: Sequence[ImageSpan] = ()) -> None:
         """Go on in a new row.
 
         Args:
             ids: The context that the model reads next: the new row's prompt.
             messages: What the template shows after the last turn.
             added: Their tokens, as part of an episode's length.
+            images: The images of the context.
         """
         self.rows.append(self.row)
+        self.images = list(images)
         self.ids, self.prompt_length = list(ids), len(ids)
         self.loss_mask, self.logprobs = [], []
         self.messages += messages
@@ -80,12 +87,17 @@ class Conversation:
     @property
     def row(self) -> Row:
         """The current row."""
-        return Row(self.ids[: self.prompt_length], self.completion_ids, self.loss_mask, self.logprobs)
+        prompt_ids = self.ids[: self.prompt_length]
+        return Row(prompt_ids, self.completion_ids, self.loss_mask, self.logprobs, tuple(self.images))
 
     def rows_up_to(self, stop: int) -> list[Row]:
-        """All rows, the current one up to an index in its completion; without it if that is 0 and there are others."""
+        """All rows, the current one up to an index in its completion; without it if that is 0 and there are others.
+
+        An image stays only if all of it does.
+        """
         if self.rows and not stop:
             return self.rows
         row = self.row
-        cut = Row(row.prompt_ids, row.completion_ids[:stop], row.loss_mask[:stop], row.logprobs[:stop])
+        images = tuple(span for span in row.images if span.stop <= self.prompt_length + stop)
+        cut = Row(row.prompt_ids, row.completion_ids[:stop], row.loss_mask[:stop], row.logprobs[:stop], images)
         return [*self.rows, cut]

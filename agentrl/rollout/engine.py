@@ -90,7 +90,11 @@ class RolloutEngine:
         self._recent = FailureWindow(self._failures)
         self._cancelled = threading.Event()
         self._runs = 0
-        self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
+        self._sampling = replace(
+            sampling or SamplingParams(max_tokens=1),
+            stop_ids=renderer.stop_ids,
+            suppress_tokens=renderer.never_sampled,
+        )
         self._tools = make_tools(tools)
         self.environments: EnvironmentPool | None = None
         if environments is not None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.forks import Continuation
+from agentrl.chat.pictures import column_pictures, place_pictures, read_pictures
 from agentrl.chat.renderer import Renderer
-from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
+from agentrl.errors import ConfigurationError, EnvironmentFailure, ImageError, RewardError
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation
@@ -27,6 +28,7 @@ from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, roo
 from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.tools import Tool, ToolRunner, tool_message
 from agentrl.types import (
+    Encoded,
     FinishReason,
     Limit,
     Message,
@@ -83,7 +85,7 @@ class Episode:
         self.session = session
         self.tools = stage.tools
         self.environment: Any = None
-        self.conversation = Conversation(task.prompt or "", [])
+        self.conversation = Conversation(task.prompt or "", Encoded([]))
         self.turns: list[Turn] = []
         self.sampled: Turn | None = None  # the turn whose calls are running
         self.phase = "reset"
@@ -131,12 +133,13 @@ class Episode:
 
     async def _begin(self) -> None:
         """Lease and reset the environment, and put the prompt together."""
-        prompt = self.task.prompt
+        task = self._illustrated()
+        prompt = task.prompt
         pool = self.stage.environments
         if pool is not None:
             try:
-                self.environment = await pool.acquire(self.task.environment)
-                prompt = await pool.reset(self.environment, self.task)
+                self.environment = await pool.acquire(task.environment)
+                prompt = await pool.reset(self.environment, task)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -144,8 +147,20 @@ class Episode:
             self.tools = merge_tools(self.tools, pool.bound_tools(self.environment), type(self.environment).__name__)
         assert prompt is not None, "a task without a prompt needs an environment; the trainer checks it"
         self.schemas = [tool.schema for tool in self.tools.values()]
-        self.conversation = Conversation(prompt, self.stage.renderer.prompt_ids(prompt, self.schemas))
+        if not isinstance(prompt, str):
+            prompt = read_pictures(prompt)
+        self.conversation = Conversation(prompt, self.stage.renderer.encode_prompt(prompt, self.schemas))
         self.phase = "sampling"
+
+    def _illustrated(self) -> Task:
+        """The task with the images of its row in its prompt, where the model sees images."""
+        task = self.task
+        pictures = column_pictures(task.columns)
+        if not pictures or not self.stage.renderer.sees_images:
+            return task
+        if isinstance(task.prompt, str):
+            raise ImageError("the row has images but a plain-text prompt; give messages")
+        return replace(task, prompt=place_pictures(task.prompt or [{"role": "user", "content": ""}], pictures))
 
     async def _converse(self) -> tuple[Outcome, Limit | None]:
         """Sample turns and run tools until the episode ends."""
@@ -155,7 +170,8 @@ class Episode:
             if (limit := reached(limits, progress)) is not None:
                 return _outcome_of(limit), limit
             began = time.monotonic()
-            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
+            images = {"images": tuple(conversation.images)} if conversation.images else {}
+            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress), **images)
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began
@@ -177,9 +193,9 @@ class Episode:
                 # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
                 return _outcome_of(limit), limit
             if going_on.forks:
-                conversation.fork(going_on.ids, messages, going_on.added)
+                conversation.fork(going_on.ids, messages, going_on.added, going_on.images)
             else:
-                conversation.add_suffix(going_on.ids, messages)
+                conversation.add_suffix(going_on.ids, messages, going_on.images)
 
     def _ending(self, turn: Turn, calls: list[ToolCall]) -> tuple[Outcome, Limit | None] | None:
         """How the episode ends with a turn that was just sampled, None if its calls are to be run."""
@@ -283,6 +299,7 @@ class Episode:
             completion_ids=first.completion_ids,
             loss_mask=first.loss_mask,
             logprobs=first.logprobs,
+            images=first.images,
             forks=forks,
             outcome=outcome,
             turns=self.turns,

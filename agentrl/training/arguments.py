@@ -92,6 +92,9 @@ class RolloutConfig(TrainingArguments):
     router_aux_loss_coef: float | None = _arg(
         None, "Weight of a mixture-of-experts model's balancing loss; default: that of its config. 0.0: none."
     )
+    freeze_vision_tower: bool = _arg(
+        False, "Leave the weights that encode images as they are; for vision-language models."
+    )
     disable_dropout: bool = _arg(False, "Set all dropout probabilities of the policy and the reference to 0.")
 
     # Data

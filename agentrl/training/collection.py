@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, Trainer
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator
@@ -34,7 +34,7 @@ from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
-from agentrl.training.loading import declared_eos_ids
+from agentrl.training.loading import declared_eos_ids, tokenizer_of
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.preparation import has_dropout
 from agentrl.training.reference import make_reference
@@ -58,7 +58,7 @@ class Collector:
         trainer: Gives the state and the mixed-precision context.
         args: The configuration.
         model: The policy.
-        tokenizer: Its tokenizer.
+        processing_class: Its tokenizer, or its processor if it sees images.
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
         signals: What the members of a group are compared by, see `RolloutTrainer.signals`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
@@ -81,7 +81,7 @@ class Collector:
         trainer: Trainer,
         args: RolloutConfig,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         *,
         advantages: Callable[[BatchRewards, Tensor | None], Tensor],
         signals: Callable[[BatchRewards], Tensor],
@@ -98,14 +98,14 @@ class Collector:
         self.trainer = trainer
         self.args = args
         self.model = model
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer_of(processing_class)
         self._advantages = advantages
         self._signals = signals
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
         self.renderer = Renderer(
-            tokenizer,
+            processing_class,
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(policy),
@@ -123,7 +123,7 @@ class Collector:
             self._owns_generator = True
         exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
         self.corrects_sampler = corrects_sampler and not exact
-        self.sampling = sampling_of(args)
+        self.sampling = dataclasses.replace(sampling_of(args), suppress_tokens=self.renderer.never_sampled)
         self.engine = RolloutEngine(
             self.generator,
             self.renderer,
@@ -165,7 +165,7 @@ class Collector:
             self.reference.copy.to(args.device)
         self.score_options: dict[str, bool] = {}
         self.arranger = Arranger(
-            model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
+            model, args, pad_token_id=self.tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
 
