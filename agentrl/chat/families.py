@@ -75,7 +75,13 @@ FAMILIES = (
         foreign=(*_XML, "<|vision_start|>", "<think>", "</think>"),
         training_template="qwen2_5.jinja",
     ),
-    Family("Qwen2-VL", (*_CHATML, "<|vision_start|>", "<|image_pad|>"), _NO_CALLS, foreign=_QWEN),
+    Family(
+        "Qwen2-VL",
+        (*_CHATML, "<|vision_start|>", "<|image_pad|>"),
+        TurnFormat(CallSyntax.HERMES, reasoning=None),
+        foreign=_QWEN,
+        training_template="qwen2_vl.jinja",
+    ),
     Family(
         "LFM2",
         (*_CHATML, "<|tool_list_start|>", "<|tool_response_start|>"),

@@ -1,0 +1,176 @@
+"""Vision-language models with processors and templates, and episodes in which they really sample what a script says."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.chat.renderer import Renderer
+from agentrl.generation import scheduler
+from agentrl.generation.local import LocalGenerator
+from agentrl.generation.requests import Request
+from agentrl.generation.sampling import process_logits, settings
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.limits import Limits
+from agentrl.testing.invariants import assert_row_invariants
+from agentrl.testing.vision import picture, tiny_vision
+from agentrl.training.batching import MicroBatch, collate
+from agentrl.training.scoring import score
+from agentrl.types import Task, Trajectory
+
+_TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
+
+TEMPLATES = {"qwen2_vl": "qwen2_5_vl", "qwen2_5_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl"}
+"""Each family's own template, by its name in trl (Apache-2.0), a development dependency."""
+
+
+def own_template(family: str) -> str:
+    return (_TRL / f"{TEMPLATES[family]}.jinja").read_text(encoding="utf-8")
+
+
+@cache
+def family(name: str) -> tuple[Any, Any]:
+    """A model and its processor, with the family's own template; shared, so nobody may change them."""
+    model, processor = tiny_vision(name)
+    processor.chat_template = own_template(name)
+    return model, processor
+
+
+@cache
+def renderer_of(name: str) -> Renderer:
+    return Renderer(family(name)[1], tools=True)
+
+
+def look(numbers: list[int]) -> list[dict[str, Any]]:
+    """Look at pictures.
+
+    Args:
+        numbers: Which ones.
+    """
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": f"{len(numbers)} pictures: "}]
+    return [*blocks, *({"type": "image", "image": picture(number)} for number in numbers)]
+
+
+def question(*numbers: int) -> list[dict[str, Any]]:
+    """A prompt with pictures."""
+    pictures = [{"type": "image", "image": picture(number)} for number in numbers]
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": "What is it?"}]}]
+
+
+def hermes(*numbers: int, count: str = "look") -> str:
+    """A call of `look` as Qwen writes it."""
+    return f'<tool_call>\n{{"name": "{count}", "arguments": {{"numbers": {list(numbers)}}}}}\n</tool_call>'
+
+
+Script = Sequence[Sequence[int]]
+"""The turns of an episode, as ids."""
+
+
+@contextmanager
+def forced(scripts: Callable[[str], Script]) -> Iterator[None]:
+    """Local generators draw what a script says, with the logprobs that the model gives it.
+
+    Args:
+        scripts: The turns of a session.
+    """
+    turns: dict[str, int] = {}
+
+    def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:
+        for request, logits_V in zip(requests, logits_RV, strict=True):
+            name = request.session.name
+            turn = turns.setdefault(name, 0)
+            wanted = scripts(name)[turn]
+            token = wanted[len(request.sampled)]
+            logprobs_1V = process_logits(logits_V[None], **settings(request.params))
+            request.session.row.append(token)
+            request.sampled.append(token)
+            request.logprobs.append(logprobs_1V[0, token].item())
+            if len(request.sampled) == len(wanted):
+                turns[name] += 1
+
+    original = scheduler.draw_next
+    scheduler.draw_next = draw_next
+    try:
+        yield
+    finally:
+        scheduler.draw_next = original
+
+
+def play(
+    name: str,
+    prompts: Sequence[Any],
+    scripts: Sequence[Sequence[str]],
+    *,
+    generator: LocalGenerator | None = None,
+    limits: Limits | None = None,
+    columns: Sequence[dict[str, Any]] | None = None,
+    **engine_options: Any,
+) -> tuple[list[Trajectory], LocalGenerator]:
+    """Play episodes, each with a script of turns as text, which end with the template's end of turn.
+
+    Returns:
+        The trajectories, and the generator, which is closed.
+    """
+    model, processor = family(name)
+    renderer = engine_options.pop("renderer", None) or renderer_of(name)
+    generator = generator or LocalGenerator(model, max_cache_tokens=32768)
+    encode = processor.tokenizer
+    turns = [[encode(f"{t}{renderer.end_of_turn}", add_special_tokens=False)["input_ids"] for t in s] for s in scripts]
+    columns = columns or [{} for _ in prompts]
+    tasks = [
+        Task(str(i), 0, 7, prompt, given) for i, (prompt, given) in enumerate(zip(prompts, columns, strict=True))
+    ]
+    engine_options.setdefault("tools", [look])
+    engine = RolloutEngine(generator, renderer, limits=limits or Limits(max_context=4096), **engine_options)
+    try:
+        with forced(lambda session: turns[int(session.split("/")[1])]):
+            trajectories = engine.run(tasks)
+        engine.release(trajectories)
+    finally:
+        engine.close()
+        generator.close()
+    for trajectory in trajectories:
+        assert_row_invariants(trajectory)
+    return trajectories, generator
+
+
+def batch_of(name: str, trajectories: Sequence[Trajectory], **options: Any) -> MicroBatch:
+    """Rows laid out for a family's model."""
+    model, processor = family(name)
+    fields = {"pad_token_id": processor.tokenizer.pad_token_id, "placeholder_id": model.config.image_token_id}
+    return collate(trajectories, **(fields | options))
+
+
+def worst_difference(name: str, trajectories: Sequence[Trajectory], model: Any = None) -> float:
+    """The largest difference between what sampler and trainer make of a sampled token."""
+    batch = batch_of(name, trajectories)
+    sampling = renderer_sampling(name)
+    with torch.no_grad():
+        scores = score(family(name)[0] if model is None else model, batch, sampling)
+    assert batch.tokens
+    return float((scores.logps_N - batch.sampler_logps_N).abs().max())
+
+
+def renderer_sampling(name: str) -> Any:
+    from agentrl.generation.base import SamplingParams
+
+    return SamplingParams(max_tokens=1, suppress_tokens=renderer_of(name).never_sampled)
+
+
+def full_render(name: str, trajectory: Trajectory, schemas: list[dict[str, Any]]) -> list[int]:
+    """The ids of an episode as the processor itself renders and expands the whole conversation."""
+    from agentrl.chat.messages import clean_messages
+    from agentrl.chat.pictures import take_pictures
+
+    _, processor = family(name)
+    messages, pictures = take_pictures([*trajectory.prompt, *trajectory.completion])
+    text = renderer_of(name)._template.render(clean_messages(messages), schemas, False)
+    pictures = {"images": [p.convert("RGB") for p in pictures]} if pictures else {}
+    return list(processor(text=[text], **pictures)["input_ids"][0])
