@@ -213,10 +213,11 @@ def _difference(own: Template, trained: Template) -> str | None:
 
 
 def _lacks_tools(render: Render) -> bool:
-    try:
+    """Whether a template shows no tools at all; one that refuses a conversation may show them in others."""
+    with suppress(TemplateError):
         return bool(missing_tool_parts(render))
-    except TemplateError:
-        return False  # it refuses that conversation, not tools
+    question: list[Message] = [{"role": "user", "content": "probe"}]
+    return render(question, PROBE_TOOLS, False) == render(question, None, False)
 
 
 def _remembering(template: Template) -> Render:

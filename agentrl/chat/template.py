@@ -236,4 +236,17 @@ def own_template(
             return None
         # Only whether there are tools counts here, not which.
         source = tokenizer.get_chat_template(tools=[{}] if tools else None)
-    return Template(tokenizer, source, variables, images)
+    template = Template(tokenizer, source, variables, images)
+    if images is None or not _lacks_bos(template):
+        return template
+    return Template(tokenizer, "{{ bos_token }}" + source, variables, images)
+
+
+def _lacks_bos(template: Template) -> bool:
+    """Whether encoding a rendered text adds a BOS, as processors, unlike tokenizers, have it for rendered text too."""
+    tokenizer = template.tokenizer
+    ids = tokenizer("probe", padding=False)["input_ids"]
+    with suppress(TemplateError):
+        begins = template.render([_QUESTION], None, False).startswith(tokenizer.bos_token or "")
+        return not begins and ids[0] == tokenizer.bos_token_id
+    return False

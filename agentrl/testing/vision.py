@@ -7,12 +7,28 @@ position or picture shows; that of the picture shows in the logits too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from PIL import Image as pil
+from tokenizers.processors import TemplateProcessing
 from transformers import (
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3Processor,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    InternVLProcessor,
+    LlamaConfig,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextProcessor,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     ProcessorMixin,
@@ -23,10 +39,14 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from agentrl.testing.tokenizers import qwen_like_tokenizer
+from agentrl.testing.tokenizers import byte_tokenizer, qwen_like_tokenizer
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -106,10 +126,143 @@ def _qwen3_vl() -> tuple[PreTrainedModel, ProcessorMixin]:
     return _qwen(Qwen3VLForConditionalGeneration, Qwen3VLConfig, {"head_dim": 8, **_rope(2, 1, 1)}, vision)
 
 
+def _tokens(special: list[str], bos: str, eos: str, **named: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with special tokens of a family, which puts BOS in front of every text."""
+    tokenizer = byte_tokenizer([*dict.fromkeys(["<pad>", bos, eos, *special, *named.values()])])
+    backend = tokenizer.backend_tokenizer
+    backend.post_processor = TemplateProcessing(single=f"{bos} $0", special_tokens=[(bos, backend.token_to_id(bos))])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", bos_token=bos, eos_token=eos, extra_special_tokens=named
+    )
+
+
+def _text_of(tokenizer: PreTrainedTokenizerFast, **fields: Any) -> dict[str, Any]:
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    return {**_TEXT, **ids, "vocab_size": len(tokenizer), **fields}
+
+
+_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "initializer_range": 0.3,
+}
+_SMALL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+def _gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
+    tokenizer = _tokens(
+        ["<start_of_turn>", "<end_of_turn>"],
+        "<bos>",
+        "<eos>",
+        boi_token="<start_of_image>",
+        eoi_token="<end_of_image>",
+        image_token="<image_soft_token>",
+    )
+    layers = ["sliding_attention", "full_attention"]
+    gemma = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "layer_types": layers}
+    config = Gemma3Config(
+        text_config=_text_of(tokenizer, **gemma),
+        vision_config={**_VISION, "model_type": "siglip_vision_model", "image_size": 16, "vision_use_head": False},
+        mm_tokens_per_image=4,
+        image_token_index=tokenizer.image_token_id,
+        boi_token_index=tokenizer.boi_token_id,
+        eoi_token_index=tokenizer.eoi_token_id,
+        tie_word_embeddings=False,
+    )
+    model = Gemma3ForConditionalGeneration(config)
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.3)
+    images = Gemma3ImageProcessorPil(size={"height": 16, "width": 16}, **_SMALL)
+    return model, Gemma3Processor(images, tokenizer, image_seq_length=4)
+
+
+def _idefics3() -> tuple[PreTrainedModel, ProcessorMixin]:
+    grid = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    special = ["<fake_token_around_image>", "<image>", "<global-img>", *grid]
+    tokenizer = _tokens(special, "<|begin_of_text|>", "<end_of_utterance>")
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 16}, do_image_splitting=True
+    )
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4)
+    config = Idefics3Config(
+        text_config={**_text_of(tokenizer), "model_type": "llama"},
+        vision_config={**_VISION, "image_size": 16},
+        image_token_id=processor.image_token_id,
+        scale_factor=2,
+    )
+    return Idefics3ForConditionalGeneration(config), processor
+
+
+def _llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
+    tokenizer = _tokens(["<image>"], "<s>", "</s>")
+    pinpoints = [[8, 16], [16, 8], [16, 16]]
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**_VISION, image_size=8, projection_dim=16),
+        text_config=LlamaConfig(**_text_of(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=pinpoints,
+        vision_feature_layer=-1,
+        image_seq_length=4,
+    )
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}, image_grid_pinpoints=pinpoints
+    )
+    processor = LlavaNextProcessor(
+        images, tokenizer, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return LlavaNextForConditionalGeneration(config), processor
+
+
+class _InternProcessor(InternVLProcessor):
+    """The processor of InternVL without videos, which would need torchvision."""
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        self.image_seq_length = 4
+        self.start_image_token, self.end_image_token = tokenizer.start_image_token, tokenizer.end_image_token
+        self.start_image_token_id = tokenizer.start_image_token_id
+        self.end_image_token_id = tokenizer.end_image_token_id
+        self.image_token, self.image_token_id = tokenizer.context_image_token, tokenizer.context_image_token_id
+        self.video_token = tokenizer.video_token
+        self.multimodal_pattern = re.compile(f"(?P<image>{re.escape(self.image_token)})")
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def _internvl() -> tuple[PreTrainedModel, ProcessorMixin]:
+    tokenizer = qwen_like_tokenizer()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    )
+    config = InternVLConfig(
+        text_config={**_text_of(tokenizer), "model_type": "qwen2"},
+        vision_config={**_VISION, "image_size": [16, 16], "patch_size": [4, 4], "layer_scale_init_value": 1.0},
+        image_token_id=tokenizer.context_image_token_id,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    images = GotOcr2ImageProcessorPil(
+        size={"height": 16, "width": 16}, crop_to_patches=True, min_patches=1, max_patches=4, **_SMALL
+    )
+    return InternVLForConditionalGeneration(config), _InternProcessor(images, tokenizer)
+
+
 _FAMILIES: dict[str, Callable[[], tuple[PreTrainedModel, ProcessorMixin]]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
+    "gemma3": _gemma3,
+    "idefics3": _idefics3,
+    "llava_next": _llava_next,
+    "internvl": _internvl,
 }
 
 TINY_VISION_FAMILIES = tuple(_FAMILIES)

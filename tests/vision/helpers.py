@@ -27,11 +27,33 @@ from agentrl.types import Task, Trajectory
 
 _TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 
-TEMPLATES = {"qwen2_vl": "qwen2_5_vl", "qwen2_5_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl"}
+TEMPLATES = {
+    "qwen2_vl": "qwen2_5_vl",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen3_vl": "qwen3_vl",
+    "gemma3": "gemma3",
+    "idefics3": "idefics3",
+    "llava_next": "llava_next",
+}
 """Each family's own template, by its name in trl (Apache-2.0), a development dependency."""
+# The same text as the converted checkpoints of InternVL have, written anew: ChatML, and a line for an image.
+_INTERNVL = """
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '\n' -}}
+    {%- if message.content is string -%}{{- message.content -}}{%- else -%}
+        {%- for block in message.content -%}
+            {{- '<IMG_CONTEXT>\n' if block.type == 'image' else block.text -}}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\n' if add_generation_prompt else '' -}}
+"""
 
 
 def own_template(family: str) -> str:
+    if family == "internvl":
+        return _INTERNVL
     return (_TRL / f"{TEMPLATES[family]}.jinja").read_text(encoding="utf-8")
 
 
@@ -122,7 +144,9 @@ def play(
     renderer = engine_options.pop("renderer", None) or renderer_of(name)
     generator = generator or LocalGenerator(model, max_cache_tokens=32768)
     encode = processor.tokenizer
-    turns = [[encode(f"{t}{renderer.end_of_turn}", add_special_tokens=False)["input_ids"] for t in s] for s in scripts]
+    space = " " if name in ("idefics3", "llava_next") else ""  # which their templates write in front of a turn's text
+    texts = [[f"{space}{turn}{renderer.end_of_turn}" for turn in script] for script in scripts]
+    turns = [[encode(text, add_special_tokens=False)["input_ids"] for text in script] for script in texts]
     columns = columns or [{} for _ in prompts]
     tasks = [
         Task(str(i), 0, 7, prompt, given) for i, (prompt, given) in enumerate(zip(prompts, columns, strict=True))
@@ -173,4 +197,6 @@ def full_render(name: str, trajectory: Trajectory, schemas: list[dict[str, Any]]
     messages, pictures = take_pictures([*trajectory.prompt, *trajectory.completion])
     text = renderer_of(name)._template.render(clean_messages(messages), schemas, False)
     pictures = {"images": [p.convert("RGB") for p in pictures]} if pictures else {}
-    return list(processor(text=[text], **pictures)["input_ids"][0])
+    bos = processor.tokenizer.bos_token
+    adds_bos = bos is not None and not text.startswith(bos)  # as `apply_chat_template` of processors has it
+    return list(processor(text=[text], add_special_tokens=adds_bos, **pictures)["input_ids"][0])
