@@ -61,7 +61,15 @@ FAMILIES = (
     ),
     Family("Nemotron 3", (*_CHATML, *_XML, "<name>", "<description>", "</think>"), TurnFormat(CallSyntax.XML)),
     Family("Qwen3.5", (*_CHATML, *_QWEN, *_XML, "</think>"), TurnFormat(CallSyntax.XML)),
-    Family("Qwen3-VL", (*_CHATML, *_QWEN, "<|vision_start|>"), _HERMES, foreign=_XML),
+    Family("Qwen3-VL", (*_CHATML, *_QWEN, "<|vision_start|>"), _HERMES, foreign=(*_XML, "default_system")),
+    Family(
+        "Qwen2-VL",
+        (*_CHATML, "<|vision_start|>", "<|image_pad|>"),
+        _PLAIN_HERMES,
+        foreign=_XML,
+        training_template="qwen2_vl.jinja",
+    ),
+    Family("InternVL", (*_CHATML, "<IMG_CONTEXT>"), _PLAIN_HERMES, training_template="internvl.jinja"),
     Family(
         "Qwen3",
         (*_CHATML, *_QWEN, "</think>", "reasoning_content"),
@@ -75,13 +83,6 @@ FAMILIES = (
         _HERMES,
         foreign=(*_XML, "<|vision_start|>", "<think>", "</think>"),
         training_template="qwen2_5.jinja",
-    ),
-    Family(
-        "Qwen2-VL",
-        (*_CHATML, "<|vision_start|>", "<|image_pad|>"),
-        _PLAIN_HERMES,
-        foreign=_QWEN,
-        training_template="qwen2_vl.jinja",
     ),
     Family(
         "LFM2",
@@ -154,9 +155,6 @@ FAMILIES = (
         _PLAIN_HERMES,
         training_template="smolvlm.jinja",
         facts={"opening": r"\A(.*?)User:"},
-    ),
-    Family(
-        "InternVL", (*_CHATML, "<IMG_CONTEXT>"), _PLAIN_HERMES, foreign=_QWEN, training_template="internvl.jinja"
     ),
 )
 

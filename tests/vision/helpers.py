@@ -24,6 +24,7 @@ from agentrl.testing.vision import picture, tiny_vision
 from agentrl.training.batching import MicroBatch, collate
 from agentrl.training.scoring import score
 from agentrl.types import Task, Trajectory
+from tests.chat.members import INTERNVL
 
 _TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 
@@ -36,24 +37,11 @@ TEMPLATES = {
     "llava_next": "llava_next",
 }
 """Each family's own template, by its name in trl (Apache-2.0), a development dependency."""
-# The same text as the converted checkpoints of InternVL have, written anew: ChatML, and a line for an image.
-_INTERNVL = """
-{%- for message in messages -%}
-    {{- '<|im_start|>' + message.role + '\n' -}}
-    {%- if message.content is string -%}{{- message.content -}}{%- else -%}
-        {%- for block in message.content -%}
-            {{- '<IMG_CONTEXT>\n' if block.type == 'image' else block.text -}}
-        {%- endfor -%}
-    {%- endif -%}
-    {{- '<|im_end|>\n' -}}
-{%- endfor -%}
-{{- '<|im_start|>assistant\n' if add_generation_prompt else '' -}}
-"""
 
 
 def own_template(family: str) -> str:
     if family == "internvl":
-        return _INTERNVL
+        return INTERNVL
     return (_TRL / f"{TEMPLATES[family]}.jinja").read_text(encoding="utf-8")
 
 
