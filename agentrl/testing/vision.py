@@ -19,6 +19,9 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3Processor,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
+    Gemma4Processor,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -36,10 +39,13 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
@@ -255,11 +261,66 @@ def _internvl() -> tuple[PreTrainedModel, ProcessorMixin]:
     return InternVLForConditionalGeneration(config), _InternProcessor(images, tokenizer)
 
 
+def _qwen3_5() -> tuple[PreTrainedModel, ProcessorMixin]:
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 64,
+        "initializer_range": 0.3,
+    }
+    rope = _rope(2, 1, 1)
+    rope["rope_parameters"]["partial_rotary_factor"] = 1.0
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    text = {"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], **linear, **rope}
+    return _qwen(Qwen3_5ForConditionalGeneration, Qwen3_5Config, text, vision)
+
+
+class _Gemma4Processor(Gemma4Processor):
+    """The processor of Gemma 4 without videos, which would need torchvision, and without sound."""
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        self.image_token, self.image_token_id = tokenizer.image_token, tokenizer.image_token_id
+        self.boi_token, self.eoi_token = tokenizer.boi_token, tokenizer.eoi_token
+        self.boa_token = self.eoa_token = ""
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def _gemma4() -> tuple[PreTrainedModel, ProcessorMixin]:
+    calls = ["<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>']
+    tokenizer = _tokens(
+        ["<|turn>", "<|channel>", "<channel|>", *calls],
+        "<bos>",
+        "<turn|>",
+        boi_token="<|image>",
+        eoi_token="<image|>",
+        image_token="<|image|>",
+    )
+    layers = ["sliding_attention", "full_attention"]
+    text = {"head_dim": 8, "global_head_dim": 8, "sliding_window": 8, "layer_types": layers}
+    text |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": len(tokenizer)}
+    config = Gemma4Config(
+        text_config=_text_of(tokenizer, use_bidirectional_attention="vision", **text),
+        vision_config={**_VISION, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
+        audio_config=None,
+        image_token_id=tokenizer.image_token_id,
+        boi_token_id=tokenizer.boi_token_id,
+        eoi_token_id=tokenizer.eoi_token_id,
+        tie_word_embeddings=False,
+    )
+    images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
+    return Gemma4ForConditionalGeneration(config), _Gemma4Processor(images, tokenizer)
+
+
 _FAMILIES: dict[str, Callable[[], tuple[PreTrainedModel, ProcessorMixin]]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
+    "qwen3_5": _qwen3_5,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "idefics3": _idefics3,
     "llava_next": _llava_next,
     "internvl": _internvl,

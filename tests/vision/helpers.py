@@ -9,16 +9,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from agentrl.chat.prefix import tool_call
 from agentrl.chat.renderer import Renderer
-from agentrl.generation import scheduler
+from agentrl.generation import plain, scheduler
+from agentrl.generation.factory import make_generator
 from agentrl.generation.local import LocalGenerator
+from agentrl.generation.plain import PlainGenerator
 from agentrl.generation.requests import Request
 from agentrl.generation.sampling import process_logits, settings
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.tools import make_tools
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.vision import picture, tiny_vision
 from agentrl.training.batching import MicroBatch, collate
@@ -32,7 +37,9 @@ TEMPLATES = {
     "qwen2_vl": "qwen2_5_vl",
     "qwen2_5_vl": "qwen2_5_vl",
     "qwen3_vl": "qwen3_vl",
+    "qwen3_5": "qwen3_5_nothink",
     "gemma3": "gemma3",
+    "gemma4": "gemma4_v5",
     "idefics3": "idefics3",
     "llava_next": "llava_next",
 }
@@ -68,6 +75,9 @@ def look(numbers: list[int]) -> list[dict[str, Any]]:
     return [*blocks, *({"type": "image", "image": picture(number)} for number in numbers)]
 
 
+SCHEMAS = [tool.schema for tool in make_tools([look]).values()]
+
+
 def question(*numbers: int) -> list[dict[str, Any]]:
     """A prompt with pictures."""
     pictures = [{"type": "image", "image": picture(number)} for number in numbers]
@@ -77,6 +87,18 @@ def question(*numbers: int) -> list[dict[str, Any]]:
 def hermes(*numbers: int, count: str = "look") -> str:
     """A call of `look` as Qwen writes it."""
     return f'<tool_call>\n{{"name": "{count}", "arguments": {{"numbers": {list(numbers)}}}}}\n</tool_call>'
+
+
+def written(name: str, content: str, numbers: Sequence[int] | None = None) -> str:
+    """A turn as the family's template writes it, with a call of `look` unless there are no numbers."""
+    template = renderer_of(name)._template
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
+    if numbers is not None:
+        turn["tool_calls"] = [tool_call(0, "look", {"numbers": list(numbers)})]
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "q"}]
+    header, whole = template.render(asked, SCHEMAS, True), template.render([*asked, turn], SCHEMAS, False)
+    assert whole.startswith(header)
+    return whole[len(header) :].rstrip("\n ")
 
 
 Script = Sequence[Sequence[int]]
@@ -105,12 +127,22 @@ def forced(scripts: Callable[[str], Script]) -> Iterator[None]:
             if len(request.sampled) == len(wanted):
                 turns[name] += 1
 
-    original = scheduler.draw_next
-    scheduler.draw_next = draw_next
-    try:
+    def draw(self: Any, _: Tensor, logits_BV: Tensor) -> Tensor:
+        logprobs_BV = logits_BV.float().log_softmax(-1)
+        tokens = []
+        for row, logprobs_V in zip(self._batch, logprobs_BV, strict=True):
+            wanted = scripts(row.name)[turns.setdefault(row.name, 0)] if row.finish is None else [0]
+            tokens.append(wanted[len(row.sampled)] if row.finish is None else 0)
+            if row.finish is None:
+                row.sampled.append(tokens[-1])
+                row.logprobs.append(logprobs_V[tokens[-1]].item())
+                turns[row.name] += len(row.sampled) == len(wanted)
+        return torch.full_like(logits_BV, -torch.inf).scatter_(-1, torch.tensor(tokens)[:, None], 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "draw_next", draw_next)
+        patch.setattr(plain._Draw, "__call__", draw)
         yield
-    finally:
-        scheduler.draw_next = original
 
 
 def play(
@@ -118,11 +150,11 @@ def play(
     prompts: Sequence[Any],
     scripts: Sequence[Sequence[str]],
     *,
-    generator: LocalGenerator | None = None,
+    generator: LocalGenerator | PlainGenerator | None = None,
     limits: Limits | None = None,
     columns: Sequence[dict[str, Any]] | None = None,
     **engine_options: Any,
-) -> tuple[list[Trajectory], LocalGenerator]:
+) -> tuple[list[Trajectory], LocalGenerator | PlainGenerator]:
     """Play episodes, each with a script of turns as text, which end with the template's end of turn.
 
     Returns:
@@ -130,10 +162,10 @@ def play(
     """
     model, processor = family(name)
     renderer = engine_options.pop("renderer", None) or renderer_of(name)
-    generator = generator or LocalGenerator(model, max_cache_tokens=32768)
+    generator = generator or make_generator(model, max_cache_tokens=32768)
     encode = processor.tokenizer
-    space = " " if name in ("idefics3", "llava_next") else ""  # which their templates write in front of a turn's text
-    texts = [[f"{space}{turn}{renderer.end_of_turn}" for turn in script] for script in scripts]
+    ends = (renderer.end_of_turn, "<|tool_response>")
+    texts = [[turn if turn.endswith(ends) else turn + renderer.end_of_turn for turn in script] for script in scripts]
     turns = [[encode(text, add_special_tokens=False)["input_ids"] for text in script] for script in texts]
     columns = columns or [{} for _ in prompts]
     tasks = [
@@ -176,14 +208,14 @@ def renderer_sampling(name: str) -> Any:
     return SamplingParams(max_tokens=1, suppress_tokens=renderer_of(name).never_sampled)
 
 
-def full_render(name: str, trajectory: Trajectory, schemas: list[dict[str, Any]]) -> list[int]:
+def full_render(name: str, trajectory: Trajectory) -> list[int]:
     """The ids of an episode as the processor itself renders and expands the whole conversation."""
     from agentrl.chat.messages import clean_messages
     from agentrl.chat.pictures import take_pictures
 
     _, processor = family(name)
     messages, pictures = take_pictures([*trajectory.prompt, *trajectory.completion])
-    text = renderer_of(name)._template.render(clean_messages(messages), schemas, False)
+    text = renderer_of(name)._template.render(clean_messages(messages), SCHEMAS, False)
     pictures = {"images": [p.convert("RGB") for p in pictures]} if pictures else {}
     bos = processor.tokenizer.bos_token
     adds_bos = bos is not None and not text.startswith(bos)  # as `apply_chat_template` of processors has it

@@ -2,22 +2,24 @@
 
 import pytest
 
-from agentrl.rollout.tools import make_tools
+from agentrl.generation.local import LocalGenerator
 from agentrl.testing.vision import TINY_VISION_FAMILIES
-from tests.vision.helpers import family, full_render, hermes, look, play, question, worst_difference
+from tests.vision.helpers import family, full_render, play, question, worst_difference, written
 
-SCRIPTS = [
-    [hermes(), "So.\n" + hermes(), "It is nothing."],
-    [hermes(), hermes(), "One."],
-    [hermes(1), "And\n" + hermes(2), "Two."],
-    [hermes(2, 3), hermes(), "Three."],
+TURNS = [
+    [("", []), ("So.", []), ("It is nothing.", None)],
+    [("", []), ("", []), ("One.", None)],
+    [("", [1]), ("And", [2]), ("Two.", None)],
+    [("", [2, 3]), ("", []), ("Three.", None)],
 ]
+"""Content of each turn, and the pictures that it looks at."""
 PROMPTS = [question(), question(7), question(), question(8)]
 
 
 @pytest.fixture(scope="module", params=TINY_VISION_FAMILIES)
 def played(request):
-    trajectories, generator = play(request.param, PROMPTS, SCRIPTS)
+    scripts = [[written(request.param, *turn) for turn in turns] for turns in TURNS]
+    trajectories, generator = play(request.param, PROMPTS, scripts)
     return request.param, trajectories, generator
 
 
@@ -32,10 +34,9 @@ def test_sampler_and_trainer_agree_on_rows_with_no_image_one_two_and_three(playe
 
 def test_a_row_is_what_the_processor_renders_of_the_whole_conversation(played):
     name, trajectories, _ = played
-    schemas = [tool.schema for tool in make_tools([look]).values()]
     for trajectory in trajectories:
         row = trajectory.prompt_ids + trajectory.completion_ids
-        full = full_render(name, trajectory, schemas)
+        full = full_render(name, trajectory)
         assert full[: len(row)] == row
         assert len(full) - len(row) <= 1  # the newline behind the last turn
 
@@ -43,7 +44,9 @@ def test_a_row_is_what_the_processor_renders_of_the_whole_conversation(played):
 def test_every_picture_is_encoded_once(played):
     name, trajectories, generator = played
     unique = {span.image.digest for t in trajectories for span in t.images}
-    assert generator.stats.images_encoded == len(unique) == 5
+    assert len(unique) == 5
+    if isinstance(generator, LocalGenerator):  # the other one keeps nothing between turns
+        assert generator.stats.images_encoded == 5
 
 
 def test_placeholders_of_a_row_are_those_of_its_images(played):
