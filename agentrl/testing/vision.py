@@ -85,6 +85,8 @@ def _qwen(
     )
     vocabulary = tokenizer.get_added_vocab()
     text_config = {**_TEXT, "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **text}
+    output = "hidden_size" if config_class is Qwen2VLConfig else "out_hidden_size"
+    vision = {**vision, output: text_config["hidden_size"]}
     config = config_class(
         text_config=text_config,
         vision_config={"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "depth": 2, **vision},
@@ -101,35 +103,33 @@ def _rope(*section: int) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*section]}}
 
 
-def _qwen2_vl() -> tuple[PreTrainedModel, ProcessorMixin]:
-    vision = {"embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "initializer_range": 0.3}
-    return _qwen(Qwen2VLForConditionalGeneration, Qwen2VLConfig, _rope(1, 1, 2), vision)
+def _qwen2_vl(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
+    vision = {"embed_dim": 16, "num_heads": 2, "mlp_ratio": 2, "initializer_range": 0.3}
+    return _qwen(Qwen2VLForConditionalGeneration, Qwen2VLConfig, {**_rope(1, 1, 2), **text}, vision)
 
 
-def _qwen2_5_vl() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _qwen2_5_vl(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     vision = {
         "hidden_size": 16,
         "intermediate_size": 32,
         "num_heads": 2,
-        "out_hidden_size": 32,
         "window_size": 16,
         "fullatt_block_indexes": [1],
         "initializer_range": 0.3,
     }
-    return _qwen(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, _rope(1, 1, 2), vision)
+    return _qwen(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, {**_rope(1, 1, 2), **text}, vision)
 
 
-def _qwen3_vl() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _qwen3_vl(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     vision = {
         "hidden_size": 16,
         "intermediate_size": 32,
         "num_heads": 2,
-        "out_hidden_size": 32,
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0],
         "initializer_range": 0.3,
     }
-    return _qwen(Qwen3VLForConditionalGeneration, Qwen3VLConfig, {"head_dim": 8, **_rope(2, 1, 1)}, vision)
+    return _qwen(Qwen3VLForConditionalGeneration, Qwen3VLConfig, {"head_dim": 8, **_rope(2, 1, 1), **text}, vision)
 
 
 def _tokens(special: list[str], bos: str, eos: str, **named: str) -> PreTrainedTokenizerFast:
@@ -158,7 +158,7 @@ _VISION: dict[str, Any] = {
 _SMALL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
-def _gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _gemma3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = _tokens(
         ["<start_of_turn>", "<end_of_turn>"],
         "<bos>",
@@ -170,7 +170,7 @@ def _gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
     layers = ["sliding_attention", "full_attention"]
     gemma = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "layer_types": layers}
     config = Gemma3Config(
-        text_config=_text_of(tokenizer, **gemma),
+        text_config=_text_of(tokenizer, **gemma, **text),
         vision_config={**_VISION, "model_type": "siglip_vision_model", "image_size": 16, "vision_use_head": False},
         mm_tokens_per_image=4,
         image_token_index=tokenizer.image_token_id,
@@ -184,7 +184,7 @@ def _gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
     return model, Gemma3Processor(images, tokenizer, image_seq_length=4)
 
 
-def _idefics3() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _idefics3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     grid = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     special = ["<fake_token_around_image>", "<image>", "<global-img>", *grid]
     tokenizer = _tokens(special, "<|begin_of_text|>", "<end_of_utterance>")
@@ -193,7 +193,7 @@ def _idefics3() -> tuple[PreTrainedModel, ProcessorMixin]:
     )
     processor = Idefics3Processor(images, tokenizer, image_seq_len=4)
     config = Idefics3Config(
-        text_config={**_text_of(tokenizer), "model_type": "llama"},
+        text_config={**_text_of(tokenizer, **text), "model_type": "llama"},
         vision_config={**_VISION, "image_size": 16},
         image_token_id=processor.image_token_id,
         scale_factor=2,
@@ -201,12 +201,12 @@ def _idefics3() -> tuple[PreTrainedModel, ProcessorMixin]:
     return Idefics3ForConditionalGeneration(config), processor
 
 
-def _llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _llava_next(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = _tokens(["<image>"], "<s>", "</s>")
     pinpoints = [[8, 16], [16, 8], [16, 16]]
     config = LlavaNextConfig(
         vision_config=CLIPVisionConfig(**_VISION, image_size=8, projection_dim=16),
-        text_config=LlamaConfig(**_text_of(tokenizer)),
+        text_config=LlamaConfig(**_text_of(tokenizer, **text)),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_grid_pinpoints=pinpoints,
         vision_feature_layer=-1,
@@ -235,7 +235,7 @@ class _InternProcessor(InternVLProcessor):
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-def _internvl() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _internvl(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = qwen_like_tokenizer()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
@@ -249,7 +249,7 @@ def _internvl() -> tuple[PreTrainedModel, ProcessorMixin]:
         },
     )
     config = InternVLConfig(
-        text_config={**_text_of(tokenizer), "model_type": "qwen2"},
+        text_config={**_text_of(tokenizer, **text), "model_type": "qwen2"},
         vision_config={**_VISION, "image_size": [16, 16], "patch_size": [4, 4], "layer_scale_init_value": 1.0},
         image_token_id=tokenizer.context_image_token_id,
         image_seq_length=4,
@@ -261,12 +261,11 @@ def _internvl() -> tuple[PreTrainedModel, ProcessorMixin]:
     return InternVLForConditionalGeneration(config), _InternProcessor(images, tokenizer)
 
 
-def _qwen3_5() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _qwen3_5(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     vision = {
         "hidden_size": 16,
         "intermediate_size": 32,
         "num_heads": 2,
-        "out_hidden_size": 32,
         "num_position_embeddings": 64,
         "initializer_range": 0.3,
     }
@@ -274,7 +273,7 @@ def _qwen3_5() -> tuple[PreTrainedModel, ProcessorMixin]:
     rope["rope_parameters"]["partial_rotary_factor"] = 1.0
     linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
     linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    text = {"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], **linear, **rope}
+    text = {"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], **linear, **rope, **text}
     return _qwen(Qwen3_5ForConditionalGeneration, Qwen3_5Config, text, vision)
 
 
@@ -288,7 +287,7 @@ class _Gemma4Processor(Gemma4Processor):
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
 
-def _gemma4() -> tuple[PreTrainedModel, ProcessorMixin]:
+def _gemma4(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     calls = ["<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>']
     tokenizer = _tokens(
         ["<|turn>", "<|channel>", "<channel|>", *calls],
@@ -299,10 +298,10 @@ def _gemma4() -> tuple[PreTrainedModel, ProcessorMixin]:
         image_token="<|image|>",
     )
     layers = ["sliding_attention", "full_attention"]
-    text = {"head_dim": 8, "global_head_dim": 8, "sliding_window": 8, "layer_types": layers}
-    text |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": len(tokenizer)}
+    gemma = {"head_dim": 8, "global_head_dim": 8, "sliding_window": 8, "layer_types": layers}
+    gemma |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": len(tokenizer)}
     config = Gemma4Config(
-        text_config=_text_of(tokenizer, use_bidirectional_attention="vision", **text),
+        text_config=_text_of(tokenizer, use_bidirectional_attention="vision", **gemma, **text),
         vision_config={**_VISION, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
         audio_config=None,
         image_token_id=tokenizer.image_token_id,
@@ -314,7 +313,7 @@ def _gemma4() -> tuple[PreTrainedModel, ProcessorMixin]:
     return Gemma4ForConditionalGeneration(config), _Gemma4Processor(images, tokenizer)
 
 
-_FAMILIES: dict[str, Callable[[], tuple[PreTrainedModel, ProcessorMixin]]] = {
+_FAMILIES: dict[str, Callable[[dict[str, Any]], tuple[PreTrainedModel, ProcessorMixin]]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
@@ -330,12 +329,13 @@ TINY_VISION_FAMILIES = tuple(_FAMILIES)
 """The names that `tiny_vision` knows."""
 
 
-def tiny_vision(family: str, *, seed: int = 0) -> tuple[PreTrainedModel, Any]:
+def tiny_vision(family: str, *, seed: int = 0, **text: Any) -> tuple[PreTrainedModel, Any]:
     """Build a random vision-language model and its processor, which has no chat template.
 
     Args:
         family: One of `TINY_VISION_FAMILIES`.
         seed: Seed of the weights; the global random state is left as it was.
+        **text: Further fields of the config of its language model.
 
     Raises:
         ValueError: The family is unknown.
@@ -344,7 +344,7 @@ def tiny_vision(family: str, *, seed: int = 0) -> tuple[PreTrainedModel, Any]:
         raise ValueError(f"unknown family {family!r}, expected one of {', '.join(_FAMILIES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, processor = _FAMILIES[family]()
+        model, processor = _FAMILIES[family](text)
     return model.eval(), processor
 
 
