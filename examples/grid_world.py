@@ -104,7 +104,7 @@ def best_move(picture: Image.Image) -> str:
 
 
 def make_agent(
-    *, seed: int = 0, good: int = 500, careless: int = 150, blunders: float = 0.6, report: Callable[[str], None] = print
+    *, seed: int = 0, good: int = 200, careless: int = 60, blunders: float = 0.6, report: Callable[[str], None] = print
 ) -> tuple[Any, Any]:
     """Make a model that has imitated a good player for some steps, then a careless one; and its processor."""
     size = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8}
@@ -164,7 +164,9 @@ def imitate(model: Any, processor: Any, rows: list[Any], *, steps: int, seed: in
 def main(argv: list[str] | None = None) -> GRPOTrainer:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--imitation", type=int, nargs=2, default=(500, 150), help="steps with a good, a careless player")
+    parser.add_argument(
+        "--imitation", type=int, nargs=2, default=(200, 60), help="steps with a good and a careless player"
+    )
     parser.add_argument("--out", default="runs/grid_world")
     options = parser.parse_args(argv)
 
@@ -177,7 +179,7 @@ def main(argv: list[str] | None = None) -> GRPOTrainer:
             output_dir=options.out,
             max_steps=options.steps,
             learning_rate=3e-4,
-            per_device_train_batch_size=64,
+            per_device_train_batch_size=32,
             num_generations=8,
             max_completion_length=400,
             gradient_checkpointing=False,

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from PIL import Image as pil
+from PIL import Image as Picture
 from torch import Tensor
 from transformers import ProcessorMixin
 
@@ -63,7 +63,7 @@ class ImageReader:
         self._reserved = {placeholder, *(token for token in others if token is not None)}
         self._known: WeakValueDictionary[str, Image] = WeakValueDictionary()
 
-    def process(self, picture: pil.Image) -> Image:
+    def process(self, picture: Picture.Image) -> Image:
         """Process a picture, or find what was made of the same one before, for as long as anybody holds it.
 
         Raises:
@@ -76,7 +76,7 @@ class ImageReader:
             image = self._known[digest] = self._processed(digest, rgb)
         return image
 
-    def _processed(self, digest: str, picture: pil.Image) -> Image:
+    def _processed(self, digest: str, picture: Picture.Image) -> Image:
         try:
             output = self._processor(
                 images=[picture], text=[self.placeholder], return_tensors="pt", return_text_replacement_offsets=True

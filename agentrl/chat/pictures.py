@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image as pil
+from PIL import Image as Picture
 
 from agentrl.errors import ImageError
 from agentrl.types import Message
@@ -47,9 +47,9 @@ def image_block(picture: Any) -> dict[str, Any]:
     return {"type": "image", "image": _read(picture)}
 
 
-def _read(picture: Any) -> pil.Image:
+def _read(picture: Any) -> Picture.Image:
     try:
-        if isinstance(picture, pil.Image):
+        if isinstance(picture, Picture.Image):
             return picture.copy()
         if isinstance(picture, dict):
             name = next((name for name in _SOURCES if picture.get(name) is not None), None)
@@ -57,12 +57,12 @@ def _read(picture: Any) -> pil.Image:
                 raise ImageError(f"an image block has none of {', '.join(_SOURCES)}: {sorted(picture)}")
             return _read(picture[name])
         return _open(_bytes(picture))
-    except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, Picture.DecompressionBombError) as error:
         raise ImageError(f"an image cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _open(data: bytes) -> pil.Image:
-    with pil.open(io.BytesIO(data), formats=_FORMATS) as picture:
+def _open(data: bytes) -> Picture.Image:
+    with Picture.open(io.BytesIO(data), formats=_FORMATS) as picture:
         picture.load()
         return picture.copy()
 
@@ -83,8 +83,8 @@ def _bytes(picture: Any) -> bytes:
         return base64.b64decode(picture, validate=True)
     except binascii.Error:
         raise ImageError(
-            f"an image is given as the text {picture[:40]!r}, which is no base64. Text is neither a path nor an address "
-            "here; give a pathlib.Path, or load the image first."
+            f"an image is given as the text {picture[:40]!r}, which is no base64. Text is neither a path nor an "
+            "address here; give a pathlib.Path, or load the image first."
         ) from None
 
 
@@ -103,7 +103,7 @@ def read_pictures(messages: Sequence[Message]) -> list[Message]:
     return [_with_content(message, lambda block: image_block(block)) for message in messages]
 
 
-def take_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[pil.Image]]:
+def take_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[Picture.Image]]:
     """Take the pictures out of messages.
 
     Returns:
@@ -112,11 +112,11 @@ def take_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[pil.
     Raises:
         ImageError: A picture cannot be read, or a block has none.
     """
-    pictures: list[pil.Image] = []
+    pictures: list[Picture.Image] = []
 
     def take(block: dict[str, Any]) -> dict[str, Any]:
         picture = block.get("image")
-        pictures.append(picture if isinstance(picture, pil.Image) else _read(block))
+        pictures.append(picture if isinstance(picture, Picture.Image) else _read(block))
         return {"type": "image"}
 
     return [_with_content(message, take) for message in messages], pictures

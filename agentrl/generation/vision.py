@@ -76,7 +76,7 @@ class VisionModel:
         self._accepted = () if encode is None else tuple(inspect.signature(encode).parameters)
 
     def positions(self, ids: Sequence[int], images: Sequence[ImageSpan]) -> Tensor | None:
-        """Positions of a row's tokens, int64 (axes, T), where an image moves on in two dimensions; None: 0, 1, 2, ..."""
+        """Positions of a row's tokens, int64 (axes, T), where images have two dimensions; None: 0, 1, 2, ..."""
         rope = getattr(getattr(self._model, "model", None), "get_rope_index", None)
         if rope is None or not images:
             return None

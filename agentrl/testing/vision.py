@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from PIL import Image as pil
+from PIL import Image as Picture
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     CLIPVisionConfig,
@@ -348,7 +348,7 @@ def tiny_vision(family: str, *, seed: int = 0, **text: Any) -> tuple[PreTrainedM
     return model.eval(), processor
 
 
-def picture(number: int, width: int = 24, height: int = 16) -> pil.Image:
+def picture(number: int, width: int = 24, height: int = 16) -> Picture.Image:
     """Make a small picture of noise, a different one for each number."""
     pixels = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(number))
-    return pil.fromarray(pixels.to(torch.uint8).numpy())
+    return Picture.fromarray(pixels.to(torch.uint8).numpy())

@@ -20,7 +20,6 @@ from agentrl.training.data import (
     training_shape,
 )
 
-
 _ALWAYS_VISIBLE = ("prompt", "image", "images", "environment")
 
 

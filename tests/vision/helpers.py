@@ -168,9 +168,7 @@ def play(
     texts = [[turn if turn.endswith(ends) else turn + renderer.end_of_turn for turn in script] for script in scripts]
     turns = [[encode(text, add_special_tokens=False)["input_ids"] for text in script] for script in texts]
     columns = columns or [{} for _ in prompts]
-    tasks = [
-        Task(str(i), 0, 7, prompt, given) for i, (prompt, given) in enumerate(zip(prompts, columns, strict=True))
-    ]
+    tasks = [Task(str(i), 0, 7, prompt, given) for i, (prompt, given) in enumerate(zip(prompts, columns, strict=True))]
     engine_options.setdefault("tools", [look])
     engine = RolloutEngine(generator, renderer, limits=limits or Limits(max_context=4096), **engine_options)
     try:

@@ -42,7 +42,7 @@ def test_a_row_is_what_the_processor_renders_of_the_whole_conversation(played):
 
 
 def test_every_picture_is_encoded_once(played):
-    name, trajectories, generator = played
+    _, trajectories, generator = played
     unique = {span.image.digest for t in trajectories for span in t.images}
     assert len(unique) == 5
     if isinstance(generator, LocalGenerator):  # the other one keeps nothing between turns
@@ -56,10 +56,7 @@ def test_placeholders_of_a_row_are_those_of_its_images(played):
         row = trajectory.prompt_ids + trajectory.completion_ids
         places = {index for index, token in enumerate(row) if token == placeholder}
         spans = [
-            index
-            for span in trajectory.images
-            for index in range(span.start, span.stop)
-            if row[index] == placeholder
+            index for span in trajectory.images for index in range(span.start, span.stop) if row[index] == placeholder
         ]
         assert set(spans) == places
         assert len(spans) == sum(span.image.placeholders for span in trajectory.images)

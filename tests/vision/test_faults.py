@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image as pil
+from PIL import Image as Picture
 
 from agentrl.chat.images import STAND_IN, ImageReader, image_types, model_ids
 from agentrl.chat.pictures import image_block, place_pictures
@@ -43,7 +43,8 @@ def without_tool_images():
     """The template of Qwen3-VL, which in results shows text alone."""
     head, tool, tail = own_template(FAMILY).partition('{%- elif message.role == "tool" %}')
     assert tool
-    return head + tool + tail.replace("content.type == 'image' or 'image' in content or 'image_url' in content", "false")
+    shows = "content.type == 'image' or 'image' in content or 'image_url' in content"
+    return head + tool + tail.replace(shows, "false")
 
 
 @pytest.mark.parametrize("shows_tool_images", [True, False])
@@ -247,7 +248,7 @@ def test_a_file_that_is_no_image_is_refused(tmp_path):
 
 
 def test_a_tool_may_go_on_drawing_on_what_it_returned():
-    canvas = pil.new("RGB", (8, 8), "white")
+    canvas = Picture.new("RGB", (8, 8), "white")
     [block] = render(canvas)
     canvas.paste("black", (0, 0, 8, 8))
     assert block["image"].getpixel((0, 0)) == (255, 255, 255)

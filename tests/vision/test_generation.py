@@ -1,4 +1,4 @@
-"""The generators with images: what is shared, cut into chunks, evicted and encoded, and what must come out all the same."""
+"""The generators with images: what is shared, cut into chunks, evicted and encoded, and comes out all the same."""
 
 import asyncio
 

@@ -5,7 +5,6 @@ from functools import cache
 import pytest
 import torch
 from datasets import Dataset
-
 from peft import LoraConfig
 
 from agentrl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
