@@ -40,6 +40,7 @@ from typing import Any
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import SamplingParams
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.garbage import earlier_objects_set_aside
 from agentrl.rollout.limits import Limits
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
@@ -192,12 +193,13 @@ def measure(setting: Setting, repeats: int) -> list[Times]:
     play(engine, 1)
     work.check(setting.slept // setting.rollouts)
     all_times = []
-    for _ in range(repeats):
-        times, trajectories = timed(lambda: play(engine, setting.rollouts))
-        work.check(setting.slept)
-        if not all(t.outcome is Outcome.FINISHED and len(t.turns) == setting.rounds + 1 for t in trajectories):
-            raise RuntimeError(f"{setting}: not every rollout was played to its end")
-        all_times.append(times)
+    with earlier_objects_set_aside():  # as in `train`
+        for _ in range(repeats):
+            times, trajectories = timed(lambda: play(engine, setting.rollouts))
+            work.check(setting.slept)
+            if not all(t.outcome is Outcome.FINISHED and len(t.turns) == setting.rounds + 1 for t in trajectories):
+                raise RuntimeError(f"{setting}: not every rollout was played to its end")
+            all_times.append(times)
     engine.close()
     return all_times
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
 from agentrl.objectives.aggregation import Denominators
+from agentrl.rollout.garbage import earlier_objects_set_aside
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
@@ -312,7 +313,8 @@ class RolloutTrainer(LifeCycle):
         self.collector.weights_changed()
         self.regularization.reset()
         try:
-            return super().train(*args, **kwargs)
+            with earlier_objects_set_aside():
+                return super().train(*args, **kwargs)
         finally:
             self.is_in_train = False
             self.close()

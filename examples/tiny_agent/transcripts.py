@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.utils import get_json_schema
-
-from agentrl import EpisodeDone
+from agentrl import EpisodeDone, Tool
+from agentrl.rollout.environments import EnvironmentSpec
 
 Message = dict[str, Any]
 Player = Callable[[list[Message], random.Random], dict[str, Any] | str]
 """Sees the conversation so far and returns a tool call (`name` and `arguments`) or a final answer."""
-
-NOT_TOOLS = ("reset", "get_reward", "close")
 
 
 @dataclass(frozen=True)
@@ -40,9 +35,9 @@ def record(environment: Any, player: Player, seed: int) -> Transcript:
             messages.append({"role": "assistant", "content": move})
             break
         messages.append(calling(move))
-        answer, done = call_tool(environment, move)
+        answer, done = call_tool(tools, move)
         messages.append({"role": "tool", "name": move["name"], "content": answer})
-    return Transcript(messages, tools)
+    return Transcript(messages, [tool.schema for tool in tools.values()])
 
 
 def calling(call: dict[str, Any]) -> Message:
@@ -50,24 +45,19 @@ def calling(call: dict[str, Any]) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
 
-def tools_of(environment: Any) -> list[dict[str, Any]]:
-    """Describe the tools of an environment, as the trainer would."""
-    return [get_json_schema(getattr(environment, name)) for name in _tool_names(type(environment))]
+def tools_of(environment: Any) -> dict[str, Tool]:
+    """The tools of an environment, as the trainer finds them."""
+    return EnvironmentSpec.of(environment).bind(environment)
 
 
-def call_tool(environment: Any, call: dict[str, Any]) -> tuple[str, bool]:
+def call_tool(tools: Mapping[str, Tool], call: dict[str, Any]) -> tuple[str, bool]:
     """Run a tool call; returns the answer and whether it ended the episode."""
-    if call.get("name") not in _tool_names(type(environment)):
+    tool = tools.get(call.get("name", ""))
+    if tool is None:
         return f"error: no tool named {call.get('name')!r}", False
     try:
-        return str(getattr(environment, call["name"])(**call["arguments"])), False
+        return str(tool.function(**call["arguments"])), False
     except EpisodeDone as end:
         return str(end), True
     except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the agent
         return f"error: {error}", False
-
-
-@functools.cache
-def _tool_names(environment: type) -> list[str]:
-    methods = inspect.getmembers(environment, inspect.isfunction)
-    return [name for name, _ in methods if not name.startswith("_") and name not in NOT_TOOLS]

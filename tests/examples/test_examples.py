@@ -24,7 +24,7 @@ def barely_fitted(monkeypatch, tmp_path):
     monkeypatch.setattr(tiny_agent.agents, "make_tiny_agent", quickly)
 
 
-@pytest.mark.parametrize("name", ["counter", "two_environments", "plain_tools"])
+@pytest.mark.parametrize("name", ["counter", "two_environments", "plain_tools", "frozen_lake"])
 def test_example_trains(name, tmp_path):
     example = importlib.import_module(name)
     trainer = example.main(["--steps", "1", "--out", str(tmp_path / "out")])

@@ -63,7 +63,7 @@ def test_recording_again_gives_the_same_game():
 
 
 def test_tools_are_the_public_methods():
-    assert [tool["function"]["name"] for tool in tools_of(GuessNumber())] == ["guess"]
+    assert list(tools_of(GuessNumber())) == ["guess"]
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_tools_are_the_public_methods():
 def test_calls_and_their_answers(call, answer):
     counter = Counter()
     counter.reset(seed=0)
-    assert call_tool(counter, call) == (answer, False)
+    assert call_tool(tools_of(counter), call) == (answer, False)
 
 
 def test_a_call_with_wrong_arguments_is_answered_with_an_error():
     counter = Counter()
     counter.reset(seed=0)
-    answer, done = call_tool(counter, {"name": "increment", "arguments": {"by": 2}})
+    answer, done = call_tool(tools_of(counter), {"name": "increment", "arguments": {"by": 2}})
     assert answer.startswith("error: ")
     assert not done
 
