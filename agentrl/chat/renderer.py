@@ -21,7 +21,7 @@ from agentrl.chat.parsing import ParsedTurn, parse_turn
 from agentrl.chat.pictures import take_pictures
 from agentrl.chat.repair import Choice, exact_template, forking_template
 from agentrl.chat.suffixes import SuffixRule
-from agentrl.chat.template import Template, own_template
+from agentrl.chat.template import Template, own_template, tokenizer_of
 from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
 from agentrl.types import Encoded, Image, Message, Prompt
@@ -64,8 +64,7 @@ class Renderer:
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
-        tokenizer: PreTrainedTokenizerBase = getattr(processing_class, "tokenizer", processing_class)
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer = tokenizer_of(processing_class)
         own = own_template(processing_class, template_kwargs or {}, tools)
         self._forks = reasoning == "fork"
         choose = forking_template if self._forks else exact_template

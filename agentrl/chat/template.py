@@ -210,6 +210,12 @@ def _is_plain(message: Message) -> bool:
     return type(message.get("content")) in (str, list) and message.keys().isdisjoint(REASONING_FIELDS)
 
 
+def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    """The tokenizer itself, or that of a processor."""
+    tokenizer: Any = processing_class
+    return tokenizer.tokenizer if isinstance(processing_class, ProcessorMixin) else tokenizer  # type: ignore[no-any-return]
+
+
 def own_template(
     processing_class: PreTrainedTokenizerBase | ProcessorMixin, variables: Mapping[str, Any], tools: bool
 ) -> Template | None:
@@ -226,11 +232,12 @@ def own_template(
     Raises:
         ConfigurationError: The processor is not one of images.
     """
-    tokenizer, images, source = processing_class, None, None
+    images, source = None, None
     if isinstance(processing_class, ProcessorMixin):
-        tokenizer, images = processing_class.tokenizer, ImageReader(processing_class)
+        images = ImageReader(processing_class)
         own = processing_class.chat_template
         source = own.get("tool_use" if tools else "default", own.get("default")) if isinstance(own, dict) else own
+    tokenizer = tokenizer_of(processing_class)
     if source is None:
         if not tokenizer.chat_template:
             return None

@@ -77,7 +77,7 @@ class VisionModel:
 
     def positions(self, ids: Sequence[int], images: Sequence[ImageSpan]) -> Tensor | None:
         """Positions of a row's tokens, int64 (axes, T), where images have two dimensions; None: 0, 1, 2, ..."""
-        rope = getattr(getattr(self._model, "model", None), "get_rope_index", None)
+        rope: Any = getattr(getattr(self._model, "model", None), "get_rope_index", None)
         if rope is None or not images:
             return None
         assert self.placeholder_id is not None

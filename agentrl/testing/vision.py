@@ -155,7 +155,7 @@ _VISION: dict[str, Any] = {
     "patch_size": 4,
     "initializer_range": 0.3,
 }
-_SMALL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_SMALL: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 
 def _gemma3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
@@ -207,7 +207,7 @@ def _llava_next(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     config = LlavaNextConfig(
         vision_config=CLIPVisionConfig(**_VISION, image_size=8, projection_dim=16),
         text_config=LlamaConfig(**_text_of(tokenizer, **text)),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=tokenizer.get_added_vocab()["<image>"],
         image_grid_pinpoints=pinpoints,
         vision_feature_layer=-1,
         image_seq_length=4,

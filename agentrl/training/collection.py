@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, Trainer
 
 from agentrl.chat.renderer import Renderer
+from agentrl.chat.template import tokenizer_of
 from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
@@ -34,7 +35,7 @@ from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
-from agentrl.training.loading import declared_eos_ids, tokenizer_of
+from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.preparation import has_dropout
 from agentrl.training.reference import make_reference

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from agentrl.chat.template import tokenizer_of
 from agentrl.errors import ConfigurationError
 from agentrl.generation.vision import placeholder_id
 from agentrl.training.arguments import RolloutConfig, as_dict
@@ -103,12 +104,6 @@ def load_processing_class(
         logger.warning("the tokenizer has no pad token; padding with its EOS token %r", tokenizer.eos_token)
         tokenizer.pad_token = tokenizer.eos_token
     return processing_class
-
-
-def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
-    """The tokenizer itself, or that of a processor."""
-    tokenizer: PreTrainedTokenizerBase = getattr(processing_class, "tokenizer", processing_class)
-    return tokenizer
 
 
 def declared_eos_ids(model: PreTrainedModel) -> set[int]:
