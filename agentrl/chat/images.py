@@ -38,6 +38,7 @@ class ImageReader:
 
     Args:
         processor: A processor of transformers with an image processor; it is not changed.
+        max_pixels: Most pixels of a picture; a larger one is made smaller before the processor gets it. None: no limit.
 
     Attributes:
         placeholder: What a chat template writes for an image.
@@ -47,8 +48,9 @@ class ImageReader:
         ConfigurationError: The processor does not say what it writes for an image.
     """
 
-    def __init__(self, processor: ProcessorMixin) -> None:
+    def __init__(self, processor: ProcessorMixin, max_pixels: int | None = None) -> None:
         self._processor: Any = processor
+        self._max_pixels = max_pixels
         placeholder = getattr(processor, "image_token", None)
         if placeholder is None or getattr(processor, "image_processor", None) is None:
             raise ConfigurationError(
@@ -57,7 +59,7 @@ class ImageReader:
             )
         self.placeholder: str = placeholder
         self.placeholder_id: int = self._processor.image_token_ids[0]
-        tokenizer = self._processor.tokenizer
+        tokenizer: Any = self._processor.tokenizer
         self._feature_token = str(tokenizer.convert_ids_to_tokens(self.placeholder_id))
         others = (getattr(processor, "video_token", None), self._feature_token)
         self._reserved = {placeholder, *(token for token in others if token is not None)}
@@ -70,6 +72,9 @@ class ImageReader:
             ImageError: The processor cannot process it.
         """
         rgb = picture if picture.mode == "RGB" else picture.convert("RGB")
+        if self._max_pixels is not None and rgb.width * rgb.height > self._max_pixels:
+            share = (self._max_pixels / (rgb.width * rgb.height)) ** 0.5
+            rgb = rgb.resize((max(int(rgb.width * share), 1), max(int(rgb.height * share), 1)))
         digest = hashlib.blake2b(repr(rgb.size).encode() + rgb.tobytes(), digest_size=16).hexdigest()
         image = self._known.get(digest)
         if image is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from PIL import Image as Picture
 
 from agentrl.errors import ImageError
 from agentrl.types import Message
+
+FORGOTTEN = "[earlier image]"
+"""What stands for an image that is no longer shown."""
 
 _SOURCES = ("image", "image_url", "url", "base64", "data", "bytes", "path")
 """Keys under which a block holds its picture."""
@@ -120,6 +124,13 @@ def take_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[Pict
         return {"type": "image"}
 
     return [_with_content(message, take) for message in messages], pictures
+
+
+def forget_pictures(messages: Sequence[Message], keep: int) -> list[Message]:
+    """Put `FORGOTTEN` in the place of all image blocks but the last `keep` ones."""
+    forgotten = itertools.chain(itertools.repeat(True, max(count_images(messages) - keep, 0)), itertools.repeat(False))
+    text = {"type": "text", "text": FORGOTTEN}
+    return [_with_content(message, lambda block: text if next(forgotten) else block) for message in messages]
 
 
 def place_pictures(messages: Sequence[Message], pictures: Sequence[Any]) -> list[Message]:

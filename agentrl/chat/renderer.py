@@ -18,7 +18,7 @@ from agentrl.chat.forks import Continuation, continue_or_fork
 from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
-from agentrl.chat.pictures import take_pictures
+from agentrl.chat.pictures import count_images, forget_pictures, take_pictures
 from agentrl.chat.repair import Choice, exact_template, forking_template
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template, own_template, tokenizer_of
@@ -46,6 +46,8 @@ class Renderer:
         tools: bool = False,
         eos_ids: Iterable[int] = (),
         reasoning: str = "keep",
+        keep_images: int | None = None,
+        max_image_pixels: int | None = None,
     ) -> None:
         """Make a renderer.
 
@@ -60,13 +62,17 @@ class Renderer:
             reasoning: What becomes of earlier turns that the tokenizer's own template would rewrite, as many drop
                 their reasoning. "keep": the row keeps them as they were sampled. "fork": the model sees what the
                 template makes of them, in a new row.
+            keep_images: Most images that the model sees at once, the last ones. When a tool round brings more, the
+                episode goes on in a new row, in whose prompt the earlier ones are left out. None: all.
+            max_image_pixels: Most pixels of an image; larger ones are made smaller. None: no limit.
 
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
         self._tokenizer = tokenizer = tokenizer_of(processing_class)
-        own = own_template(processing_class, template_kwargs or {}, tools)
+        own = own_template(processing_class, template_kwargs or {}, tools, max_image_pixels=max_image_pixels)
         self._forks = reasoning == "fork"
+        self._keep_images = keep_images
         choose = forking_template if self._forks else exact_template
         self.choice: Choice | None = choose(own) if tools else None
         self._template = own if self.choice is None else self.choice.template
@@ -167,6 +173,8 @@ class Renderer:
         """Take the pictures out of messages and process them."""
         if self._images is None:
             return messages, []
+        if self._keep_images is not None:
+            messages = forget_pictures(messages, self._keep_images)
         messages, pictures = take_pictures(messages)
         return messages, [self._images.process(picture) for picture in pictures]
 
@@ -218,26 +226,32 @@ class Renderer:
             tools: Tool schemas.
 
         Returns:
-            The ids. With `reasoning="keep"` they are always a suffix.
+            The ids. With `reasoning="keep"` they are a suffix, unless there are more images than are kept.
 
         Raises:
             TemplateError: The template cannot render the messages, or not those of this prompt again.
             ImageError: An image of the results cannot be processed or placed.
         """
-        results, images = self._process_images(results)
-        if not self._forks:
-            if self._suffixes is None:
-                raise no_end_of_turn()
-            suffix = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
-            return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
         if self._template is None or self._end is None or self._suffixes is None:
             raise no_end_of_turn()
+        results, images = self._process_images(results)
+        full = self._is_full(prompt, completion, len(images))
+        if not self._forks and not full:
+            suffix = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
+            return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
         if isinstance(prompt, str) or (prompt and prompt[-1]["role"] == "assistant"):
             raise TemplateError(
                 "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
-                'round. Give messages that end with another role, or set reasoning="keep".'
+                'round. Give messages that end with another role, or set reasoning="keep" and keep_images=None.'
             )
         messages, earlier = self._process_images([*prompt, *completion])
+        if full:
+            added = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
+            shown = forget_pictures([*messages, *results], self._keep_images or 0)
+            images = [*earlier, *images][-count_images(shown) :]
+            text = self._template.render(clean_messages(shown), tools, True)
+            context = encode_with_images(self._images, self._suffixes.encode_all, text, images)
+            return Continuation(context.ids, len(added.ids), forks=True, images=context.images)
         return continue_or_fork(
             self._template,
             self._end,
@@ -249,6 +263,12 @@ class Renderer:
             last_id=sampled[-1],
             images=[*earlier, *images],
         )
+
+    def _is_full(self, prompt: Prompt, completion: list[Message], coming: int) -> bool:
+        """Whether the row has no place for more images."""
+        if self._keep_images is None or isinstance(prompt, str):
+            return False
+        return min(count_images([*prompt, *completion]), self._keep_images) + coming > self._keep_images
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
         """Read a sampled turn; see `agentrl.chat.parsing` for the rules.

@@ -213,11 +213,15 @@ def _is_plain(message: Message) -> bool:
 def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
     """The tokenizer itself, or that of a processor."""
     tokenizer: Any = processing_class
-    return tokenizer.tokenizer if isinstance(processing_class, ProcessorMixin) else tokenizer  # type: ignore[no-any-return]
+    return tokenizer.tokenizer if isinstance(processing_class, ProcessorMixin) else tokenizer
 
 
 def own_template(
-    processing_class: PreTrainedTokenizerBase | ProcessorMixin, variables: Mapping[str, Any], tools: bool
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    variables: Mapping[str, Any],
+    tools: bool,
+    *,
+    max_image_pixels: int | None = None,
 ) -> Template | None:
     """Give the chat template of a tokenizer or a processor; that of a processor's tokenizer where it has none itself.
 
@@ -225,6 +229,7 @@ def own_template(
         processing_class: The tokenizer or processor.
         variables: Variables for the template.
         tools: Whether to take the template for tools, where there are several.
+        max_image_pixels: See `ImageReader`.
 
     Returns:
         The template, or None where there is none.
@@ -234,7 +239,7 @@ def own_template(
     """
     images, source = None, None
     if isinstance(processing_class, ProcessorMixin):
-        images = ImageReader(processing_class)
+        images = ImageReader(processing_class, max_image_pixels)
         own = processing_class.chat_template
         source = own.get("tool_use" if tools else "default", own.get("default")) if isinstance(own, dict) else own
     tokenizer = tokenizer_of(processing_class)

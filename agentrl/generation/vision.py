@@ -67,7 +67,8 @@ class VisionModel:
     """
 
     def __init__(self, model: PreTrainedModel, stats: GenerationStats) -> None:
-        self._model: Any = model.get_base_model() if hasattr(model, "peft_config") else model
+        wrapped: Any = model
+        self._model: Any = wrapped.get_base_model() if hasattr(model, "peft_config") else model
         self._stats = stats
         self.placeholder_id = placeholder_id(model)
         self.bidirectional = sees_images_whole(model)

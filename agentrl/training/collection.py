@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 
 from agentrl.chat.renderer import Renderer
 from agentrl.chat.template import tokenizer_of
+from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
@@ -111,7 +112,12 @@ class Collector:
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(policy),
             reasoning=args.reasoning,
+            keep_images=args.keep_images,
+            max_image_pixels=args.max_image_pixels,
         )
+        for name in ("keep_images", "max_image_pixels"):
+            if getattr(args, name) is not None and not self.renderer.sees_images:
+                raise ConfigurationError(f"{name} is for vision-language models, whose processor is processing_class.")
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator, self._owns_generator = generator, False
