@@ -28,6 +28,8 @@ from agentrl.training.scoring import score
 from agentrl.types import Task
 
 SIZE, CELL, BUDGET = 3, 8, 4
+EPISODES = 400
+"""Games of each player that the model reads."""
 MOVES = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 AGENT, GOAL, FLOOR = (40, 60, 230), (40, 220, 60), (245, 245, 245)
 
@@ -112,7 +114,7 @@ def make_agent(
     processor.chat_template = TEMPLATE
     processor.tokenizer.add_tokens(WORDS)
     for steps, rate in ((good, 0.0), (careless, blunders)):
-        rows = played(processor, episodes=400, blunders=rate, seed=seed)
+        rows = played(processor, episodes=EPISODES, blunders=rate, seed=seed)
         imitate(model, processor, rows, steps=steps, seed=seed, report=report)
     return model.eval(), processor
 

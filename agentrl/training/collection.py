@@ -32,7 +32,7 @@ from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
-from agentrl.training.completions import CompletionLog, readable
+from agentrl.training.completions import CompletionLog, pictures_of, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
@@ -366,6 +366,8 @@ class Collector:
         log.completions = [readable(t.completion) for t in draw.trajectories]
         log.rewards = {name: [row[i] for row in draw.rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
+        if self.args.log_multimodal and self.renderer.sees_images:
+            log.extra["images"] = [pictures_of(t) for t in draw.trajectories]
         if self.args.world_size > 1:
             parts = gather_object([log])
             log.clear()
