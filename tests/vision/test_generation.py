@@ -1,13 +1,17 @@
 """The generators with images: what is shared, cut into chunks, evicted and encoded, and comes out all the same."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
+from agentrl.errors import GenerationError
 from agentrl.generation.base import SamplingParams
+from agentrl.generation.continuous import ContinuousGenerator
 from agentrl.generation.local import LocalGenerator
 from agentrl.generation.plain import PlainGenerator
+from agentrl.testing.models import tiny_model
 from agentrl.testing.vision import TINY_VISION_FAMILIES
 from agentrl.training.scoring import score
 from agentrl.types import Outcome, Task, Trajectory
@@ -16,12 +20,12 @@ from tests.vision.helpers import batch_of, family, question, renderer_of, render
 FAMILY = "qwen3_vl"
 
 
-def sample(name, generator, prompts, tokens=6, sessions=None):
+def sample(name, generator, prompts, tokens=6, sessions=None, **settings):
     """Sample one turn after each prompt, all at once; gives rows."""
     renderer = renderer_of(name)
     encoded = [renderer.encode_prompt(prompt, None) for prompt in prompts]
     params = [
-        SamplingParams(max_tokens=tokens, seed=index, suppress_tokens=renderer.never_sampled)
+        SamplingParams(max_tokens=tokens, seed=index, suppress_tokens=renderer.never_sampled, **settings)
         for index in range(len(prompts))
     ]
     sessions = sessions or [str(index) for index in range(len(prompts))]
@@ -47,10 +51,10 @@ def sample(name, generator, prompts, tokens=6, sessions=None):
     ]
 
 
-def worst(name, rows):
+def worst(name, rows, **settings):
     batch = batch_of(name, rows)
     with torch.no_grad():
-        scores = score(family(name)[0], batch, renderer_sampling(name))
+        scores = score(family(name)[0], batch, replace(renderer_sampling(name), **settings))
     return float((scores.logps_N - batch.sampler_logps_N).abs().max())
 
 
@@ -72,6 +76,31 @@ def test_prefilling_in_chunks_cuts_no_image(name):
     generator.close()
     assert worst(name, rows) < 1e-4
     assert generator.stats.images_encoded == 3
+
+
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.5}, {"top_k": 20, "temperature": 0.7}], ids=str)
+@pytest.mark.parametrize("make", [LocalGenerator, PlainGenerator])
+def test_both_sides_process_logits_alike(make, settings):
+    """A repetition penalty sees the placeholders of images as any other id."""
+    generator = make(family(FAMILY)[0])
+    rows = sample(FAMILY, generator, PROMPTS, **settings)
+    generator.close()
+    assert worst(FAMILY, rows, **settings) < 1e-4
+
+
+def test_transformers_continuous_batching_serves_no_images():
+    generator = ContinuousGenerator(tiny_model("qwen3", vocab_size=300))
+    with pytest.raises(GenerationError, match="serves text only"):
+        sample(FAMILY, generator, [question(1)])
+    generator.close()
+
+
+def test_a_text_model_serves_no_images():
+    for make in (LocalGenerator, PlainGenerator):
+        generator = make(tiny_model("qwen3", vocab_size=300))
+        with pytest.raises(GenerationError, match="sees none"):
+            sample(FAMILY, generator, [question(1)])
+        generator.close()
 
 
 def test_rows_with_other_pictures_share_only_the_text_before_them():

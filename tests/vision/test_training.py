@@ -14,6 +14,7 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.vision import picture, tiny_vision
 from agentrl.training.checkpoints import InFlight, load_in_flight, save_in_flight
 from agentrl.training.data import Shape
+from agentrl.training.loaders import training_loader
 from agentrl.training.windows import Window
 from tests.vision.helpers import batch_of, forced, hermes, look, own_template, play, question
 
@@ -144,6 +145,15 @@ def test_a_window_with_images_is_saved_and_loaded(tmp_path):
     for name, tensor in batches[0].images.items():
         assert torch.equal(loaded[0].images[name], tensor)
     assert torch.equal(loaded[0].image_types, batches[0].image_types)
+
+
+def test_columns_of_images_stay_when_unused_ones_go(tmp_path):
+    data = rows().add_column("other", [1, 2])
+    config = GRPOConfig(
+        str(tmp_path), remove_unused_columns=True, num_generations=2, per_device_train_batch_size=4, max_steps=1
+    )
+    [step, *_] = training_loader(data, config)
+    assert step.rows[0].keys() == {"prompt", "image"}
 
 
 def test_a_processor_needs_a_model_that_sees(tmp_path):
