@@ -275,6 +275,7 @@ class Trajectory:
         extra: Further fields for the reward functions (from `rollout_func`).
         forks: The rows after the first one, in order.
         images: The images of the first row, in order; their places are in prompt and completion together.
+        record: Its number in the journal of its process, None where none was kept.
     """
 
     task: Task
@@ -294,6 +295,7 @@ class Trajectory:
     extra: dict[str, Any] = field(default_factory=dict)
     forks: list[Row] = field(default_factory=list)
     images: tuple[ImageSpan, ...] = ()
+    record: int | None = field(default=None, compare=False)
 
     @property
     def rows(self) -> list[Row]:

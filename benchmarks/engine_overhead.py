@@ -2,7 +2,8 @@
 
 A thousand rollouts of ten turns are in flight together. Each turn is sampled (from a script), parsed, its tool call
 run, the result rendered and the limits checked, so the whole time is agentrl's own. The tokenizer is byte-level with
-Qwen's special tokens and the Qwen3 training template; the tool is sync (a thread each call) or async.
+Qwen's special tokens and the Qwen3 training template; the tool is sync (a thread each call) or async. Each is measured
+without a journal and with one, in which every turn is committed before the next one is sampled.
 
     python benchmarks/engine_overhead.py [--rollouts 1000] [--turns 10]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from typing import Any
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.limits import Limits
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from agentrl.types import FinishReason, Outcome, Sample, Task
@@ -82,11 +85,11 @@ def script(tokenizer: Any, tool: str, turns: int) -> list[Sample]:
     return [Sample(ids, [-0.5] * len(ids), FinishReason.STOP) for ids in rows]
 
 
-def measure(tool: Callable[..., Any], rollouts: int, turns: int) -> float:
+def measure(tool: Callable[..., Any], rollouts: int, turns: int, journal: Journal | None = None) -> float:
     """Return the microseconds that one turn takes, over all rollouts."""
     tokenizer = qwen_like_tokenizer()
     generator = InstantGenerator(script(tokenizer, tool.__name__, turns))
-    engine = RolloutEngine(generator, Renderer(tokenizer, tools=True), tools=[tool], limits=Limits())
+    engine = RolloutEngine(generator, Renderer(tokenizer, tools=True), tools=[tool], limits=Limits(), journal=journal)
 
     def run(count: int) -> float:
         tasks = [Task(str(i), 0, i, [{"role": "user", "content": f"What is {i}?"}]) for i in range(count)]
@@ -109,9 +112,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     args = parser.parse_args()
     for tool in (lookup, lookup_async):
-        cost = measure(tool, args.rollouts, args.turns)
         kind = "async" if tool is lookup_async else "sync"
-        print(f"{args.rollouts} rollouts x {args.turns} turns, {kind} tool: {cost:.0f} µs a turn (wanted: at most 500)")
+        what = f"{args.rollouts} rollouts x {args.turns} turns, {kind} tool"
+        print(f"{what}: {measure(tool, args.rollouts, args.turns):.0f} µs a turn (wanted: at most 500)")
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Journal(folder)
+            cost = measure(tool, args.rollouts, args.turns, journal)
+            journal.close()
+            size = journal.path.stat().st_size / ((REPEATS * args.rollouts + 20) * args.turns)
+        print(f"{what}, with a journal: {cost:.0f} µs and {size:.0f} bytes a turn (wanted: at most 500 µs)")
 
 
 if __name__ == "__main__":

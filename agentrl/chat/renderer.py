@@ -24,7 +24,7 @@ from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template, own_template, tokenizer_of
 from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
-from agentrl.types import Encoded, Image, Message, Prompt
+from agentrl.types import Encoded, Image, ImageSpan, Message, Prompt
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""
@@ -263,6 +263,26 @@ class Renderer:
             last_id=sampled[-1],
             images=[*earlier, *images],
         )
+
+    def locate_images(self, messages: Sequence[Message], ids: Sequence[int]) -> tuple[ImageSpan, ...]:
+        """Find images in ids that were rendered before, as a journal has them.
+
+        Args:
+            messages: Messages; what the ids show are their last images.
+            ids: A prompt or a suffix.
+
+        Raises:
+            ImageError: They are not the images of these messages.
+        """
+        if self._images is None:
+            return ()
+        images = self._process_images(list(messages))[1]
+        left = sum(token == self._images.placeholder_id for token in ids)
+        shown: list[Image] = []
+        while left > 0 and images:
+            shown.insert(0, images.pop())
+            left -= shown[0].placeholders
+        return self._images.locate(ids, shown)
 
     def _is_full(self, prompt: Prompt, completion: list[Message], coming: int) -> bool:
         """Whether the row has no place for more images."""

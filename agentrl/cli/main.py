@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from agentrl.cli import templates
+from agentrl.cli import replay, templates
 
 app = typer.Typer(
     help="Train language-model agents by reinforcement learning in real environments.",
@@ -12,6 +12,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(templates.app, name="templates")
+app.command()(replay.replay)
+app.command()(replay.export)
 
 
 @app.callback()

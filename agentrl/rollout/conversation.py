@@ -8,8 +8,10 @@ chat template rewrites earlier turns, the row is set aside and a new one begins 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from agentrl.types import Encoded, ImageSpan, Message, Prompt, Row, Sample
+from agentrl.chat.forks import Continuation
+from agentrl.types import Encoded, ImageSpan, Message, Outcome, Prompt, Row, Sample, Task, Trajectory, Turn
 
 
 class Conversation:
@@ -38,6 +40,11 @@ class Conversation:
         self.loss_mask: list[int] = []
         self.logprobs: list[float] = []
         self.messages: list[Message] = []
+
+    @property
+    def context(self) -> list[Message]:
+        """Prompt and what followed it; a prompt of text is no message."""
+        return self.messages if isinstance(self.prompt, str) else [*self.prompt, *self.messages]
 
     @property
     def completion_length(self) -> int:
@@ -84,6 +91,21 @@ class Conversation:
         self.messages += messages
         self.spent += added
 
+    def go_on(self, messages: list[Message], following: Continuation | None) -> None:
+        """Append the answers to a sampled turn's calls.
+
+        Args:
+            messages: The answers.
+            following: What the template makes of them; None where no further turn is sampled: then the row ends with
+                the calls, and only the transcript has the answers.
+        """
+        if following is None:
+            self.messages += messages
+        elif following.forks:
+            self.fork(following.ids, messages, following.added, following.images)
+        else:
+            self.add_suffix(following.ids, messages, following.images)
+
     @property
     def row(self) -> Row:
         """The current row."""
@@ -101,3 +123,37 @@ class Conversation:
         images = tuple(span for span in row.images if span.stop <= self.prompt_length + stop)
         cut = Row(row.prompt_ids, row.completion_ids[:stop], row.loss_mask[:stop], row.logprobs[:stop], images)
         return [*self.rows, cut]
+
+
+def trajectory_of(
+    conversation: Conversation, task: Task, turns: Sequence[Turn], outcome: Outcome, **fields: Any
+) -> Trajectory:
+    """Make the trajectory of an episode that has ended.
+
+    An episode that was interrupted may have more in its row than its whole turns; nothing there is trained, so the row
+    is cut back to its last sampled token.
+
+    Args:
+        conversation: Its state.
+        task: What the rollout had to do.
+        turns: Its turns.
+        outcome: How it ended.
+        **fields: Further fields of the trajectory.
+    """
+    text = isinstance(conversation.prompt, str)
+    whole = [turn.stop for turn in turns[-1:] if turn.row == len(conversation.rows)]
+    first, *forks = conversation.rows_up_to(whole[0] if whole else 0)
+    return Trajectory(
+        task=task,
+        prompt=conversation.prompt,
+        prompt_ids=first.prompt_ids,
+        completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
+        completion_ids=first.completion_ids,
+        loss_mask=first.loss_mask,
+        logprobs=first.logprobs,
+        images=first.images,
+        forks=forks,
+        outcome=outcome,
+        turns=list(turns),
+        **fields,
+    )

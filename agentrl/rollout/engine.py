@@ -28,11 +28,14 @@ from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.environments import merge_tools
 from agentrl.rollout.episode import Episode, Stage
-from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff
+from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
+from agentrl.rollout.journal.journal import Journal
+from agentrl.rollout.journal.records import RolloutRecord, State
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.loop import LoopThread
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
+from agentrl.rollout.replay import Diverged
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import Task, Trajectory
@@ -61,6 +64,13 @@ class RolloutEngine:
         tool_policy: The policy of tools whose author did not set one with `@tool`.
         tool_max_failures: Failed calls in a row, in at least two groups, that break a tool and end the run; None for
             any number.
+        journal: Where every turn is kept before the next one is sampled. What its open window holds of a task is not
+            played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
+
+    Attributes:
+        tools: The standalone tools, by name.
+        hands_over_environments: Whether whoever gets the trajectories needs the environments that played them. Then
+            what the journal holds of a rollout is used only where its environment is `replayable`.
 
     Raises:
         ToolDefinitionError: A tool or an environment does not meet the contract.
@@ -80,8 +90,11 @@ class RolloutEngine:
         environment_timeout: float | None = 600.0,
         tool_policy: ToolPolicy | None = None,
         tool_max_failures: int | None = 100,
+        journal: Journal | None = None,
     ) -> None:
         self.generator = generator
+        self.journal = journal
+        self.hands_over_environments = True
         self.renderer = renderer
         self.limits = limits or Limits(max_context=generator.max_context)
         self._loop = LoopThread()
@@ -95,12 +108,12 @@ class RolloutEngine:
             stop_ids=renderer.stop_ids,
             suppress_tokens=renderer.never_sampled,
         )
-        self._tools = make_tools(tools)
+        self.tools = make_tools(tools)
         self.environments: EnvironmentPool | None = None
         if environments is not None:
             self.environments = EnvironmentPool(environments, self._threads, timeout=environment_timeout)
             for spec in self.environments.specs.values():
-                merge_tools(self._tools, spec.tools, spec.class_name)
+                merge_tools(self.tools, spec.tools, spec.class_name)
         self._runner = ToolRunner(self._threads, policy=tool_policy, max_failures=tool_max_failures)
 
     def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
@@ -123,6 +136,21 @@ class RolloutEngine:
             raise
         return trajectories
 
+    def play_on(self, record: RolloutRecord, turn: int) -> Trajectory:
+        """Sample a recorded rollout anew from one of its turns; the turns before it stay, and are done again.
+
+        Nothing of it is written to the journal.
+
+        Args:
+            record: The rollout.
+            turn: Index of the first turn to sample.
+
+        Raises:
+            Diverged: The environment does not do again what the record says, or the prompt is rendered otherwise.
+        """
+        episode = Episode(self._stage(None), record.task, f"on/{record.summary.id}", record=record.before(turn))
+        return self.await_(episode.play())
+
     def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop and wait for it, from any thread but the loop's own.
 
@@ -134,7 +162,7 @@ class RolloutEngine:
     @property
     def offers_tools(self) -> bool:
         """Whether episodes can call tools."""
-        return bool(self._tools) or self.environments is not None
+        return bool(self.tools) or self.environments is not None
 
     @property
     def abandoned_calls(self) -> int:
@@ -169,16 +197,7 @@ class RolloutEngine:
 
     async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
         self._cancelled.clear()
-        stage = Stage(
-            generator=self.generator,
-            renderer=self.renderer,
-            limits=self.limits,
-            sampling=self._sampling,
-            runner=self._runner,
-            tools=self._tools,
-            environments=self.environments,
-            cancelled=self._cancelled,
-        )
+        stage = self._stage(self.journal)
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
             for i, task in enumerate(tasks):
@@ -195,10 +214,27 @@ class RolloutEngine:
         finally:
             await _end(rollouts)
 
+    def _stage(self, journal: Journal | None) -> Stage:
+        return Stage(
+            generator=self.generator,
+            renderer=self.renderer,
+            limits=self.limits,
+            sampling=self._sampling,
+            runner=self._runner,
+            tools=self.tools,
+            environments=self.environments,
+            cancelled=self._cancelled,
+            journal=journal,
+        )
+
     async def _rollout(self, stage: Stage, task: Task, name: str) -> Trajectory:
-        for attempt in range(self._failures.retries + 1):
-            trajectory = await Episode(stage, task, f"{name}/{attempt + 1}").play()
-            trajectory.retries = attempt
+        record = await self._usable_record(task)
+        if record is not None and record.summary.state is State.ENDED and not self._needs_environment:
+            self._recent.add(trajectory := record.trajectory(self.renderer.locate_images))
+            return trajectory
+        for attempt in range(0 if record is None else record.summary.attempt, self._failures.retries + 1):
+            trajectory = await self._attempt(stage, task, f"{name}/{attempt + 1}", attempt, record)
+            trajectory.retries, record = attempt, None
             if trajectory.failure is None or attempt == self._failures.retries or self._cancelled.is_set():
                 break
             delay = backoff(attempt + 1, self._failures.delay)
@@ -214,6 +250,34 @@ class RolloutEngine:
             await asyncio.sleep(delay)
         self._recent.add(trajectory)
         return trajectory
+
+    @property
+    def _needs_environment(self) -> bool:
+        return self.environments is not None and self.hands_over_environments
+
+    async def _usable_record(self, task: Task) -> RolloutRecord | None:
+        """What the journal holds of a task, if the rollout can be given back or go on."""
+        if self.journal is None or (record := await self.journal.recorded(task)) is None:
+            return None
+        if self.environments is None or self.environments.spec(task.environment).replayable:
+            return record
+        if record.summary.state is State.ENDED and not self._needs_environment:
+            return record
+        self.journal.supersede(record)
+        return None
+
+    async def _attempt(
+        self, stage: Stage, task: Task, session: str, attempt: int, record: RolloutRecord | None
+    ) -> Trajectory:
+        """Play one attempt, from where its record ends if there is one and the environment does again what it did."""
+        if record is not None:
+            try:
+                return await Episode(stage, task, session, attempt, record).play()
+            except Diverged as difference:
+                logger.warning("%s is played again from its beginning: %s", example_of(task), difference)
+                assert stage.journal is not None
+                stage.journal.supersede(record)
+        return await Episode(stage, task, session, attempt).play()
 
 
 async def _end(rollouts: list[asyncio.Task[Trajectory]]) -> None:

@@ -4,6 +4,9 @@ What the model gets wrong goes back to the model as text. What the environment g
 factory raises or takes too long, a tool raises `EnvironmentFailure`) ends the attempt as `Outcome.ENV_FAILURE`. So
 does a rollout time that runs out before the first turn: nothing in such an episode is the model's. Anything else that
 is raised (a broken generator, a broken tool, a reward that is no number) ends the run.
+
+With a journal, each finished turn is durable before the next one is sampled. An attempt that was cut off goes on from
+its record: first the environment does again what it did, then the model goes on.
 """
 
 from __future__ import annotations
@@ -21,11 +24,15 @@ from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, ImageError, RewardError
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.calling import DeadlineExceeded
-from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.conversation import Conversation, trajectory_of
 from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
+from agentrl.rollout.journal.journal import Entry, Journal
+from agentrl.rollout.journal.records import RolloutRecord, TurnRecord
+from agentrl.rollout.journal.values import dumps
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool
+from agentrl.rollout.replay import Difference, Diverged, reenact
 from agentrl.rollout.tools import Tool, ToolRunner, tool_message
 from agentrl.types import (
     Encoded,
@@ -33,6 +40,7 @@ from agentrl.types import (
     Limit,
     Message,
     Outcome,
+    Sample,
     Task,
     ToolCall,
     ToolResult,
@@ -40,6 +48,9 @@ from agentrl.types import (
     Turn,
     derive_seed,
 )
+
+Ending = tuple[Outcome, Limit | None]
+"""How an episode ended, and which limit cut it if one did."""
 
 UNBOUNDED_TURN = 2**31 - 1
 """`max_tokens` of a turn when neither a budget nor a known context length bounds it."""
@@ -58,6 +69,7 @@ class Stage:
         tools: The standalone tools.
         environments: Where instances come from, None without environments.
         cancelled: Set when all episodes are to end.
+        journal: Where turns are kept, None for nowhere.
     """
 
     generator: Generator
@@ -68,6 +80,7 @@ class Stage:
     tools: Mapping[str, Tool]
     environments: EnvironmentPool | None
     cancelled: threading.Event
+    journal: Journal | None = None
 
 
 class Episode:
@@ -77,59 +90,81 @@ class Episode:
         stage: What all episodes share.
         task: What to do.
         session: The generator's name for this attempt.
+        attempt: Attempts before it.
+        record: The record of this attempt, if it was cut off and is to go on.
     """
 
-    def __init__(self, stage: Stage, task: Task, session: str) -> None:
+    def __init__(
+        self, stage: Stage, task: Task, session: str, attempt: int = 0, record: RolloutRecord | None = None
+    ) -> None:
         self.stage = stage
         self.task = task
         self.session = session
+        self.record = record
+        self.entry: Entry | None = None
+        if stage.journal is not None:
+            self.entry = stage.journal.enter(task, attempt) if record is None else stage.journal.enter_again(record)
         self.tools = stage.tools
         self.environment: Any = None
         self.conversation = Conversation(task.prompt or "", Encoded([]))
         self.turns: list[Turn] = []
-        self.sampled: Turn | None = None  # the turn whose calls are running
+        self.sampled: tuple[Turn, Sample] | None = None  # the turn whose calls are running
         self.phase = "reset"
         self.started = time.monotonic()
 
     async def play(self) -> Trajectory:
-        """Play to the end; an environment failure becomes a trajectory, anything else raises."""
+        """Play to the end; an environment failure becomes a trajectory, anything else raises.
+
+        Raises:
+            Diverged: The environment does not do again what it did in the record.
+        """
         try:
-            outcome, limit = await self._play_in_time()
-            reward = await self._score() if outcome.is_signal else None
-        except _EnvironmentError as failure:
-            return await self._failed(failure.error)
-        except EnvironmentFailure as error:
-            return await self._failed(error)
+            trajectory = await self._play()
+            if self.entry is not None:
+                await self.entry.end(trajectory)
         except BaseException:
             await self._discard()
             raise
         finally:
             self.stage.generator.release(self.session)
+        return trajectory
+
+    async def _play(self) -> Trajectory:
+        try:
+            outcome, limit = await self._play_in_time()
+            reward = await self._score(outcome) if outcome.is_signal else None
+        except _EnvironmentError as failure:
+            return await self._failed(failure.error)
+        except EnvironmentFailure as error:
+            return await self._failed(error)
         return self._trajectory(outcome, limit=limit, reward=reward, environment=self.environment)
 
-    async def _play_in_time(self) -> tuple[Outcome, Limit | None]:
+    async def _play_in_time(self) -> Ending:
         """Play until the episode ends or its time has run out, in the midst of whatever it is at."""
         seconds = self.stage.limits.rollout_timeout
-        clock = asyncio.timeout(seconds)
+        self.clock = asyncio.timeout(seconds)
         try:
-            async with clock:
+            async with self.clock:
                 await self._begin()
-                ending = await self._converse()
+                ending = await self._reenact() or await self._converse()
         except TimeoutError:
-            if not clock.expired():
+            if not self.clock.expired():
                 raise
-            self._interrupted()
+            await self._interrupted()
             ending = Outcome.TIMEOUT, Limit.ROLLOUT_TIME
         if ending[0] is Outcome.TIMEOUT and not self.turns:
             late = f"the rollout's time ran out before its first turn was sampled (rollout_timeout={seconds:g})"
             raise _EnvironmentError(DeadlineExceeded(late))
         return ending
 
-    def _interrupted(self) -> None:
+    async def _interrupted(self) -> None:
         """Close the books on what was going on: its turn is whole, the answers to its calls are not."""
         if self.sampled is not None:
-            self._finish_turn(self.sampled, [])
+            turn, sample = self.sampled
+            self._finish_turn(turn, [])
             self._retire()
+            if self.entry is not None:
+                await self.entry.turn(len(self.turns) - 1, TurnRecord(turn, sample, self.conversation.messages[-1]))
 
     async def _begin(self) -> None:
         """Lease and reset the environment, and put the prompt together."""
@@ -151,6 +186,8 @@ class Episode:
             prompt = read_pictures(prompt)
         self.conversation = Conversation(prompt, self.stage.renderer.encode_prompt(prompt, self.schemas))
         self.phase = "sampling"
+        if self.entry is not None and self.record is None:
+            self.entry.begin(prompt, self.conversation.ids)
 
     def _illustrated(self) -> Task:
         """The task with the images of its row in its prompt, where the model sees images."""
@@ -162,12 +199,30 @@ class Episode:
             raise ImageError("the row has images but a plain-text prompt; give messages")
         return replace(task, prompt=place_pictures(task.prompt or [{"role": "user", "content": ""}], pictures))
 
-    async def _converse(self) -> tuple[Outcome, Limit | None]:
+    async def _reenact(self) -> Ending | None:
+        """Go to where the recorded attempt was cut off; gives back how it ended if its last turn had ended it."""
+        if (record := self.record) is None:
+            return None
+        if dumps(self.conversation.prompt) != dumps(record.prompt):
+            raise Diverged(Difference("reset", record.prompt, self.conversation.prompt))
+        if self.conversation.ids != record.prompt_ids:
+            place = "the prompt's rendering (by tokenizer, chat template and tools)"
+            raise Diverged(Difference(place, record.prompt_ids, self.conversation.ids))
+        self.phase = "a tool"
+        if (difference := await reenact(record.turns, self.tools, self.stage.runner, self.task)) is not None:
+            raise Diverged(difference)
+        self.phase = "sampling"
+        for turn in record.turns:
+            turn.extend(self.conversation, self.stage.renderer.locate_images)
+            self.turns.append(turn.turn)
+        return None if record.summary.outcome is None else (record.summary.outcome, record.summary.limit)
+
+    async def _converse(self) -> Ending:
         """Sample turns and run tools until the episode ends."""
-        conversation, renderer, limits = self.conversation, self.stage.renderer, self.stage.limits
+        conversation = self.conversation
         while True:
             progress = self._progress()
-            if (limit := reached(limits, progress)) is not None:
+            if (limit := reached(self.stage.limits, progress)) is not None:
                 return _outcome_of(limit), limit
             began = time.monotonic()
             images = {"images": tuple(conversation.images)} if conversation.images else {}
@@ -175,29 +230,51 @@ class Episode:
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began
-            self.sampled = turn = Turn(start, stop, sample.finish, seconds=seconds, row=len(conversation.rows))
+            turn = Turn(start, stop, sample.finish, seconds=seconds, row=len(conversation.rows))
+            self.sampled = turn, sample
             ending = self._ending(turn, calls)
             results = [] if ending else await self._run_tools(calls)
             self._finish_turn(turn, results)
-            if ending:
+            shown, following = False, None
+            if ending is None:
+                ending, shown, following = self._answer(sample, results)
+            await self._keep(TurnRecord(self.turns[-1], sample, message, shown, following), ending)
+            if ending is not None:
                 return ending
-            messages = [tool_message(result) for result in results]
-            if self._episode_done(results):
-                # Nothing is sampled after this, so the row ends with the call; the transcript keeps the answer.
-                conversation.messages += messages
-                return Outcome.ENV_DONE, None
-            going_on = renderer.continuation(
-                conversation.prompt, conversation.messages, messages, sample.ids, self.schemas
-            )
-            if (limit := reached(limits, self._progress(going_on))) is not None:
-                # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
-                return _outcome_of(limit), limit
-            if going_on.forks:
-                conversation.fork(going_on.ids, messages, going_on.added, going_on.images)
-            else:
-                conversation.add_suffix(going_on.ids, messages, going_on.images)
 
-    def _ending(self, turn: Turn, calls: list[ToolCall]) -> tuple[Outcome, Limit | None] | None:
+    def _answer(self, sample: Sample, results: list[ToolResult]) -> tuple[Ending | None, bool, Continuation | None]:
+        """Give the conversation the answers to a turn's calls.
+
+        Returns:
+            How the episode ends, if it does; whether the answers are part of the conversation; what follows the turn.
+        """
+        conversation, renderer = self.conversation, self.stage.renderer
+        messages = [tool_message(result) for result in results]
+        if self._episode_done(results):
+            # Nothing is sampled after this, so the row ends with the call; the transcript keeps the answer.
+            conversation.go_on(messages, None)
+            return (Outcome.ENV_DONE, None), True, None
+        going_on = renderer.continuation(conversation.prompt, conversation.messages, messages, sample.ids, self.schemas)
+        if (limit := reached(self.stage.limits, self._progress(going_on))) is not None:
+            # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
+            return (_outcome_of(limit), limit), False, None
+        conversation.go_on(messages, going_on)
+        return None, True, going_on
+
+    async def _keep(self, record: TurnRecord, ending: Ending | None) -> None:
+        """Wait until a finished turn is durable; the time that takes is not the rollout's."""
+        if self.entry is None:
+            return
+        began, deadline = time.monotonic(), None if self.clock.expired() else self.clock.when()
+        if deadline is not None:
+            self.clock.reschedule(None)
+        await self.entry.turn(len(self.turns) - 1, record, ending)
+        waited = time.monotonic() - began
+        self.started += waited
+        if deadline is not None:
+            self.clock.reschedule(deadline + waited)
+
+    def _ending(self, turn: Turn, calls: list[ToolCall]) -> Ending | None:
         """How the episode ends with a turn that was just sampled, None if its calls are to be run."""
         limits = self.stage.limits
         if turn.finish is FinishReason.LENGTH:
@@ -228,12 +305,14 @@ class Episode:
         if self.environment is not None and self.stage.environments is not None:
             self.stage.environments.retire(self.environment)
 
-    async def _score(self) -> float | None:
+    async def _score(self, outcome: Outcome) -> float | None:
         pool, self.phase = self.stage.environments, "get_reward"
         if pool is None:
             return None
+        # Sampled content is text.
+        answer = self.conversation.messages[-1].get("content") or "" if outcome is Outcome.FINISHED else None
         try:
-            reward = await pool.get_reward(self.environment, turns=len(self.turns))
+            reward = await pool.get_reward(self.environment, turns=len(self.turns), answer=answer)
         except RewardError:
             raise
         except Exception as error:
@@ -275,6 +354,7 @@ class Episode:
         return any(result.done for result in results) or episode_done(self.environment)
 
     async def _failed(self, error: BaseException) -> Trajectory:
+        await self._interrupted()
         name = type(self.environment).__name__ if self.environment is not None else self.task.environment
         await self._discard()
         failure = failure_of(f"{name or 'the environment'}.{self.phase}", error)
@@ -286,25 +366,7 @@ class Episode:
             self.environment = None
 
     def _trajectory(self, outcome: Outcome, **fields: Any) -> Trajectory:
-        conversation = self.conversation
-        text = isinstance(conversation.prompt, str)
-        # An episode that was interrupted may have more in its row than its whole turns; nothing there is trained.
-        whole = [turn.stop for turn in self.turns[-1:] if turn.row == len(conversation.rows)]
-        first, *forks = conversation.rows_up_to(whole[0] if whole else 0)
-        return Trajectory(
-            task=self.task,
-            prompt=conversation.prompt,
-            prompt_ids=first.prompt_ids,
-            completion="".join(m["content"] for m in conversation.messages) if text else conversation.messages,
-            completion_ids=first.completion_ids,
-            loss_mask=first.loss_mask,
-            logprobs=first.logprobs,
-            images=first.images,
-            forks=forks,
-            outcome=outcome,
-            turns=self.turns,
-            **fields,
-        )
+        return trajectory_of(self.conversation, self.task, self.turns, outcome, **fields)
 
 
 class _EnvironmentError(Exception):

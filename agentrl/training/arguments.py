@@ -197,6 +197,15 @@ class RolloutConfig(TrainingArguments):
     max_failure_rate: float = _arg(0.5, "Share of the last rollouts that may be lost to failed environments.")
     failure_window: int = _arg(100, "How many the last rollouts are.")
 
+    # What was played
+    journal: bool = _arg(True, "Keep every turn in output_dir/_rollouts.db, before the next one is sampled.")
+    journal_keep_steps: int | None = _arg(
+        None, "Delete from the journal what was played more optimizer steps ago than this; None: nothing."
+    )
+    preemption_grace: float | None = _arg(
+        25.0, "Most seconds from SIGTERM to the end of the process, which saves first; None: SIGTERM kills it."
+    )
+
     def __post_init__(self) -> None:
         if self.use_transformers_paged:
             warnings.warn(
@@ -294,7 +303,10 @@ class RolloutConfig(TrainingArguments):
         multiple = self.pad_to_multiple_of
         valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
         _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
-        for name in ("rollout_timeout", "tool_timeout", "environment_timeout"):
+        kept = self.journal_keep_steps
+        _require(kept is None or kept >= 0, "journal_keep_steps", kept, "None, 0 or more")
+        _require(kept is None or self.journal, "journal_keep_steps", kept, "None: there is no journal (journal=False)")
+        for name in ("rollout_timeout", "tool_timeout", "environment_timeout", "preemption_grace"):
             require_seconds(name, getattr(self, name))
         limit = self.tool_max_failures
         _require(limit is None or limit >= 2, "tool_max_failures", limit, "None or at least 2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -39,6 +39,7 @@ from agentrl.training.generators import generator_of, samples_the_policy, sampli
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.preparation import has_dropout
+from agentrl.training.recording import Recorder
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
@@ -72,6 +73,8 @@ class Collector:
         rollout_func: Plays the episodes instead of the engine.
         generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
             None makes one from the arguments.
+        recorder: Is told what is played; the engine writes to its journal.
+        interruptible: Playing and rewarding happen inside of this.
         datasets: The datasets whose rows will be played, for checks.
 
     Attributes:
@@ -95,9 +98,13 @@ class Collector:
         environment_factory: Any,
         rollout_func: Callable[..., Any] | None,
         generator: Generator | Callable[..., Generator] | None,
+        recorder: Recorder,
+        interruptible: Callable[[], AbstractContextManager[None]],
         datasets: Sequence[Any],
     ) -> None:
         self.trainer = trainer
+        self.recorder = recorder
+        self._interruptible = interruptible
         self.args = args
         self.model = model
         self.tokenizer = tokenizer_of(processing_class)
@@ -152,6 +159,7 @@ class Collector:
             environment_timeout=args.environment_timeout,
             tool_policy=ToolPolicy(timeout=args.tool_timeout),
             tool_max_failures=args.tool_max_failures,
+            journal=recorder.journal,
         )
         pool = self.engine.environments
         columns = _common_columns(datasets)
@@ -167,6 +175,7 @@ class Collector:
             trust_remote_code=args.trust_remote_code,
         )
         self.rewards.to(args.device)
+        self.engine.hands_over_environments = self.rewards.see_environments
         self.reference = make_reference(model, args.beta)
         if self.reference is not None and self.reference.copy is not None:
             self.reference.copy.to(args.device)
@@ -200,6 +209,7 @@ class Collector:
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
         """
+        self.recorder.open_window(identity, self.trainer.state.global_step, self._settings)
         draw = self._draw(tasks)
         everywhere, mine = self._gather(draw.records)
         rewards = self._rewards_of(everywhere)
@@ -224,6 +234,7 @@ class Collector:
         micro_batches = [self._score_baselines(self.arranger.lay_out([rows[r] for r in part])) for part in plan]
         kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
         advantages = self._advantages(rewards, kl_R)
+        self.recorder.add_advantages(draw.trajectories, advantages[mine])
         order = list(chain.from_iterable(plan))
         if advantages.dim() == 2:
             micro_batches = add_turn_advantages(micro_batches, advantages[order], [rows[r] for r in order])
@@ -250,6 +261,10 @@ class Collector:
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
+        with self._interruptible():
+            return self._played_and_rewarded(tasks)
+
+    def _played_and_rewarded(self, tasks: list[Task]) -> Draw:
         trajectories = self._play(tasks)
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
@@ -263,6 +278,7 @@ class Collector:
             )
         finally:
             self.engine.release(trajectories)
+        self.recorder.add_rewards(trajectories, self.rewards.names, rewards)
         records = [make_record(t, r) for t, r in zip(trajectories, rewards, strict=True)]
         return Draw(trajectories, rewards, records, log.extra, own_metrics)
 
@@ -282,8 +298,20 @@ class Collector:
         self.engine.close()
         if self._owns_generator:
             self.generator.close()
+        self.recorder.close()
 
     # Playing ------------------------------------------------------------------------------------------------
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        """What decides, besides weights and tasks, what is sampled and which tools answer."""
+        args, pool = self.args, self.engine.environments
+        schemas = [tool.schema for tool in self.engine.tools.values()]
+        if pool is not None:
+            schemas += [tool.schema for spec in pool.specs.values() for tool in spec.tools.values()]
+        template = getattr(self.tokenizer, "chat_template", None), as_dict(args.chat_template_kwargs), args.reasoning
+        generator = type(self.generator).__name__, args.bf16, args.fp16
+        return self.sampling, sorted(self.renderer.stop_ids), self.engine.limits, template, generator, schemas
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
         if self._synced != self.trainer.state.global_step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,11 +11,14 @@ from accelerate.utils import gather_object
 from transformers import Trainer
 
 from agentrl.errors import ConfigurationError
+from agentrl.rollout.journal.schema import has_journal
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
+from agentrl.training.preemption import EXIT_CODE, Preempted, Preemption
+from agentrl.training.recording import Recorder
 from agentrl.training.windows import Window
 
 
@@ -27,6 +31,8 @@ class LifeCycle(Trainer):
 
     algorithm: ClassVar[str]
     args: RolloutConfig
+    recorder: Recorder
+    preemption: Preemption
     _metrics: dict[bool, MetricStore]
     _window: Window | None = None
     _resumed_from: str | None = None
@@ -36,22 +42,45 @@ class LifeCycle(Trainer):
 
         Args:
             resume_from_checkpoint: A checkpoint's folder, or True for the last one of `output_dir` that was written
-                whole.
+                whole; where there is none yet, the run begins again. What the journal holds of the same windows and
+                weights is not played again.
             *args: As of `transformers.Trainer.train`.
             **kwargs: The same.
 
         Raises:
-            ConfigurationError: There is no checkpoint to resume from.
+            ConfigurationError: There is nothing to resume from.
+            SystemExit: SIGTERM came; see `agentrl.training.preemption`.
         """
+        resume, folder = bool(resume_from_checkpoint), self.args.output_dir or "."
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete(self.args.output_dir or ".")
-            if resume_from_checkpoint is None:
-                raise ConfigurationError(f"output_dir={self.args.output_dir!r} holds no complete checkpoint.")
+            resume_from_checkpoint = last_complete(folder)
+            if resume_from_checkpoint is None and not (self.args.journal and has_journal(folder)):
+                raise ConfigurationError(f"output_dir={folder!r} holds no complete checkpoint, and no journal.")
         checkpoint = resume_from_checkpoint or None
+        self.recorder.begin_run(resume=resume)
         # What an earlier call left belongs to other weights and other steps.
         in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
         self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
-        return super().train(checkpoint, *args, **kwargs)
+        with self.preemption.listening():
+            try:
+                output = super().train(checkpoint, *args, **kwargs)
+            except Preempted:
+                self._save_before_leaving()
+            else:
+                if not self.preemption.requested or self.state.global_step >= self.state.max_steps:
+                    return output
+        sys.exit(EXIT_CODE)
+
+    def _save_before_leaving(self) -> None:
+        """Save the state after the last optimizer step, if it is not saved yet; rollouts were being played since."""
+        step, folder = self.state.global_step, self.args.output_dir or "."
+        if (
+            self.args.save_strategy != "no"
+            and step
+            and last_complete(folder) != str(Path(folder) / f"checkpoint-{step}")
+        ):
+            assert self.model is not None
+            self._save_checkpoint(self.model, trial=None)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""

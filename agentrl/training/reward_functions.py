@@ -31,6 +31,7 @@ class RewardFunction:
     Attributes:
         accepts: The keywords it takes, None if it takes any.
         requires: The keywords it cannot do without.
+        named: The keywords that it names.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
@@ -39,7 +40,8 @@ class RewardFunction:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.name = name
         self.function = function
-        self.accepts = None if takes_any else frozenset(p.name for p in named)
+        self.named = frozenset(p.name for p in named)
+        self.accepts = None if takes_any else self.named
         self.requires = [p.name for p in named if p.default is p.empty]
         self._told_nan = False
 

@@ -7,7 +7,8 @@ function is called with keyword arguments, as many as its signature takes:
   its rows, one after the other);
 - every dataset column except `prompt`, and the extra fields of a `rollout_func`: lists, None where missing;
 - `trainer_state`, `log_extra(column, values)`, `log_metric(name, value)`;
-- `environments`, only with an `environment_factory`: the instance that played each rollout.
+- `environments`, only with an `environment_factory`: the instance that played each rollout. A function that uses it
+  must name it: to others it may be None in a resumed run, for a rollout that was finished before.
 
 Sync functions run one after the other in the thread that calls `compute`: they may use signals or libraries
 that are not thread-safe. Async ones are awaited together. Rollouts whose environment failed are shown to no
@@ -95,6 +96,11 @@ class RewardSet:
         self.weights = [*_weights(weights, len(sources)), *(1.0 for _ in owners)]
         if columns is not None:
             self._check_columns(columns)
+
+    @property
+    def see_environments(self) -> bool:
+        """Whether a function names `environments` as a parameter."""
+        return any("environments" in reward.named for reward in self.functions)
 
     def to(self, device: Any) -> None:
         """Move the reward models to a device."""

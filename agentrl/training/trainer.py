@@ -38,6 +38,8 @@ from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training
 from agentrl.training.loading import load_model, load_processing_class
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.objective_metrics import sampler_metrics
+from agentrl.training.preemption import Preemption
+from agentrl.training.recording import Recorder
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
@@ -117,6 +119,9 @@ class RolloutTrainer(LifeCycle):
         self.loss_is_scaled_for_ga = True
         self.num_generations = args.num_generations
         self.num_generations_eval = args.eval_generations
+        self.recorder = Recorder(args, self.algorithm, model)
+        self.preemption = Preemption(args.preemption_grace)
+        self.add_callback(self.preemption)
         self.collector = Collector(
             self,
             args,
@@ -132,6 +137,8 @@ class RolloutTrainer(LifeCycle):
             environment_factory=environment_factory,
             rollout_func=rollout_func,
             generator=generator,
+            recorder=self.recorder,
+            interruptible=self.preemption.interruptible,
             datasets=given_datasets,
         )
         self.regularization = Regularization(args, model, self.collector.reference)

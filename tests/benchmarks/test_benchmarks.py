@@ -34,9 +34,11 @@ def run(monkeypatch, capsys):
 def test_engine_overhead(run):
     code, lines = run("engine_overhead.py", "--rollouts", "4", "--turns", "2")
     assert code == 0
-    assert [line.split(":")[0] for line in lines if "µs a turn" in line] == [
+    assert [line.split(":")[0] for line in lines if " a turn" in line] == [
         "4 rollouts x 2 turns, sync tool",
+        "4 rollouts x 2 turns, sync tool, with a journal",
         "4 rollouts x 2 turns, async tool",
+        "4 rollouts x 2 turns, async tool, with a journal",
     ]
 
 
@@ -88,6 +90,14 @@ def test_tool_overlap_against_trl(run):
     assert lines[0].startswith("TRL ")
     assert lines[1].endswith("TRL / agentrl")
     assert all(float(line.split()[-1]) > 0 for line in lines[2:-1])
+
+
+@pytest.mark.slow
+def test_sandbox(run):
+    code, lines = run("sandbox.py", "--quick")
+    assert code == 0
+    assert {line.split()[0] for line in lines} >= {"docker", "local"}
+    assert all("rollouts a minute" in " ".join(lines) or "left out" in line for line in lines)
 
 
 @pytest.mark.slow

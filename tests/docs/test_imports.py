@@ -29,8 +29,8 @@ MAY_IMPORT = {
     "training": BELOW_TRAINING,
     "cli": BELOW_TRAINING | {"training"},
     "testing": BELOW_TRAINING,
-    "envs": BELOW_TRAINING,
     "tools": BELOW_TRAINING,
+    "envs": BELOW_TRAINING | {"tools"},
 }
 
 

@@ -45,6 +45,7 @@ def test_no_name_is_missing_and_the_additions_are_known(cls, count):
         "tool_max_failures",
     }
     own |= {"environment_retries", "environment_retry_delay", "max_failure_rate", "failure_window"}
+    own |= {"journal", "journal_keep_steps"}
     own |= {"max_tool_calling_iterations"} if cls is RLOOConfig else {"turn_discount"}
     assert added == {"activation_checkpointing", "activation_checkpointing_kwargs"} | own
 
@@ -122,7 +123,7 @@ def test_scale_rewards_takes_booleans_too(value, tmp_path):
     assert make(GRPOConfig, tmp_path, scale_rewards=value).scale_rewards == expected
 
 
-TIMEOUTS = ("rollout_timeout", "tool_timeout", "environment_timeout")
+TIMEOUTS = ("rollout_timeout", "tool_timeout", "environment_timeout", "preemption_grace")
 
 WRONG = [
     ("temperature", 0.0),
@@ -157,6 +158,7 @@ WRONG = [
     ("environment_retry_delay", -1.0),
     ("max_failure_rate", 1.5),
     ("failure_window", 0),
+    ("journal_keep_steps", -1),
 ]
 
 

@@ -76,6 +76,8 @@ def test_checkpoints_are_pushed_with_what_is_in_flight(hub, tmp_path):
     trainer.train()
     trainer._finish_current_push()
     files = hub.files["models/me/shared"]
+    assert (tmp_path / "run" / "_rollouts.db").exists()
+    assert [name for name in files if ".db" in name] == [], "what was played stays on this machine"
     assert {"last-checkpoint/rollouts-0.safetensors", "last-checkpoint/trainer_state.json"} <= files.keys()
     assert {message for _, message in hub.commits} >= {"Training in progress, step 1, checkpoint"}
 

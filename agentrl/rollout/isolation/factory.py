@@ -170,6 +170,7 @@ def _proxy_class(cls: type) -> type:
             members["_closes"] = True
         elif not name.startswith("_") and inspect.isfunction(method):
             members[name] = _asking(name, method)
+    members["replayable"] = getattr(cls, "replayable", False)
     return type(cls.__name__, (IsolatedEnvironment,), members)
 
 

@@ -1,0 +1,81 @@
+"""What a trainer tells the journal: which run and window its rollouts belong to, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.rollout.journal.journal import Journal
+from agentrl.training.arguments import RolloutConfig
+from agentrl.training.fingerprint import policy_digest
+from agentrl.types import Trajectory
+
+
+class Recorder:
+    """Keeps the books of one process; without a journal it does nothing.
+
+    Args:
+        args: Says whether there is a journal, and where.
+        algorithm: Of the training, for whoever reads the journal.
+        model: The policy.
+
+    Attributes:
+        journal: The journal, for the engine.
+    """
+
+    def __init__(self, args: RolloutConfig, algorithm: str, model: torch.nn.Module) -> None:
+        self._args = args
+        self._algorithm = algorithm
+        self._model = model
+        self.journal: Journal | None = None
+        if args.journal:
+            folder = args.output_dir or "."
+            self.journal = Journal(folder, rank=args.process_index, keep_steps=args.journal_keep_steps)
+
+    def begin_run(self, *, resume: bool) -> None:
+        """Training begins, or goes on."""
+        if self.journal is not None:
+            name = getattr(getattr(self._model, "config", None), "_name_or_path", "")
+            info = {"algorithm": self._algorithm, "model": name, "config": self._args.to_dict()}
+            self.journal.begin_run(info, resume=resume)
+
+    def open_window(self, identity: Any, step: int, settings: Any) -> None:
+        """A window is about to be played.
+
+        Args:
+            identity: Which window of training it is, None for one of evaluation.
+            step: Optimizer steps so far.
+            settings: What decides, besides weights and tasks, what is sampled.
+        """
+        if self.journal is None:
+            return
+        train = identity is not None
+        policy = policy_digest(self._model, settings) if train else ""
+        self.journal.open_window(
+            kind="train" if train else "eval", step=step, identity=identity, policy=policy, weights_version=step
+        )
+
+    def add_rewards(
+        self, trajectories: Sequence[Trajectory], names: Sequence[str], rewards: Sequence[Sequence[float | None]]
+    ) -> None:
+        """The rewards of trajectories are known."""
+        if self.journal is not None:
+            self.journal.add_rewards(trajectories, names, rewards)
+
+    def add_advantages(self, trajectories: Sequence[Trajectory], advantages: Tensor) -> None:
+        """The advantages of R trajectories are known, (R,) or (R, K) for each turn."""
+        if self.journal is None:
+            return
+        if advantages.dim() == 1:
+            rows = advantages[:, None].tolist()
+        else:
+            rows = [row[: len(t.turns)] for row, t in zip(advantages.tolist(), trajectories, strict=True)]
+        self.journal.add_advantages(trajectories, rows)
+
+    def close(self) -> None:
+        """Write everything; whatever is told later opens the journal again."""
+        if self.journal is not None:
+            self.journal.close()
