@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -58,7 +58,7 @@ class ImageReader:
                 "pass the processor of a vision-language model, or its tokenizer for text alone."
             )
         self.placeholder: str = placeholder
-        self.placeholder_id = int(self._processor.image_token_ids[0])
+        self.placeholder_id = cast(int, self._processor.image_token_ids[0])
         tokenizer: Any = self._processor.tokenizer
         self._feature_token = str(tokenizer.convert_ids_to_tokens(self.placeholder_id))
         others = (getattr(processor, "video_token", None), self._feature_token)
