@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-import torch
 from PIL import Image as Picture
-from torch import Tensor
-from transformers import ProcessorMixin
 
 from agentrl.errors import ConfigurationError, ImageError
 from agentrl.types import Encoded, Image, ImageSpan
+
+if TYPE_CHECKING:  # torch takes seconds, and processes of environments do without it
+    from torch import Tensor
+    from transformers import ProcessorMixin
 
 STAND_IN = 0
 """The id that a model reads in place of a placeholder that stands for no image."""
@@ -82,6 +83,8 @@ class ImageReader:
         return image
 
     def _processed(self, digest: str, picture: Picture.Image) -> Image:
+        import torch
+
         try:
             output = self._processor(
                 images=[picture], text=[self.placeholder], return_tensors="pt", return_text_replacement_offsets=True
@@ -186,6 +189,8 @@ def join_inputs(images: Sequence[Image]) -> dict[str, Tensor]:
 
 
 def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    import torch
+
     largest = torch.tensor([tensor.shape[1:] for tensor in tensors]).amax(0).tolist() if tensors[0].dim() > 1 else []
     padded = []
     for tensor in tensors:

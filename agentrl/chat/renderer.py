@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.derivation import find_format
 from agentrl.chat.forks import Continuation, continue_or_fork
@@ -25,6 +25,9 @@ from agentrl.chat.template import Template, own_template, tokenizer_of
 from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
 from agentrl.types import Encoded, Image, ImageSpan, Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.nodes
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.images import ImageReader
 from agentrl.chat.messages import REASONING_FIELDS, ArgumentForm, ContentForm, to_template
 from agentrl.chat.prefix import tool_call, tool_schema
 from agentrl.errors import TemplateError
 from agentrl.types import Message
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 try:  # not public: without it, or should it change, rendering is only slower
     from transformers.utils.chat_template_utils import _compile_jinja_template as compile_template
@@ -212,8 +215,10 @@ def _is_plain(message: Message) -> bool:
 
 def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
     """The tokenizer itself, or that of a processor."""
-    tokenizer: Any = processing_class
-    return tokenizer.tokenizer if isinstance(processing_class, ProcessorMixin) else tokenizer
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        return processing_class
+    tokenizer: PreTrainedTokenizerBase = processing_class.tokenizer
+    return tokenizer
 
 
 def own_template(
@@ -238,7 +243,7 @@ def own_template(
         ConfigurationError: The processor is not one of images.
     """
     images, source = None, None
-    if isinstance(processing_class, ProcessorMixin):
+    if not isinstance(processing_class, PreTrainedTokenizerBase):
         images = ImageReader(processing_class, max_image_pixels)
         own = processing_class.chat_template
         source = own.get("tool_use" if tools else "default", own.get("default")) if isinstance(own, dict) else own
