@@ -209,6 +209,8 @@ def _pad(
         model_ids(sequence.prompt_ids + sequence.completion_ids, sequence.images, placeholder_id)
         for sequence in sequences
     ]
+    # No model runs on no tokens at all; what nobody has a row for is padding that nobody looks at.
+    rows = rows or [[pad_token_id]]
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     width = _round_up(max([1, *map(len, rows)]), multiple)
     padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
@@ -221,7 +223,9 @@ def _pad(
         "image_types": types,
         "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
         "position_ids": None,
-        "sequences_at": tuple(Segment(0, 0, r * width, r * width + len(row)) for r, row in enumerate(rows)),
+        "sequences_at": tuple(
+            Segment(0, 0, s * width, s * width + len(row)) for s, row in enumerate(rows[: len(sequences)])
+        ),
         "segments": None,
     }
 
