@@ -41,6 +41,10 @@ class EnvironmentFailure(AgentRLError, RuntimeError):  # noqa: N818 (a state of 
     """
 
 
+class ImageError(EnvironmentFailure):
+    """An image cannot be read, or cannot be placed among the tokens of its rollout; no other rollout is concerned."""
+
+
 class EpisodeDone(Exception):  # noqa: N818 (an ending, not an error)
     """Raised by an environment's tool to end the episode; its text is the tool's result."""
 

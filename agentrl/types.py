@@ -7,9 +7,13 @@ logprobs are natural logarithms, times are seconds, lengths are tokens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Message = dict[str, Any]
 """A chat message: `role`, `content` (a string or a list of typed blocks), optional `tool_calls`, ..."""
@@ -57,6 +61,44 @@ class Outcome(StrEnum):
     def is_signal(self) -> bool:
         """Whether the episode may be rewarded: it was the model that played it to where it ended."""
         return self not in (Outcome.ENV_FAILURE, Outcome.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Image:
+    """A picture as a model reads it, processed once when it arrived.
+
+    Attributes:
+        digest: Names its pixels: pictures that look the same have the same one.
+        text: What takes the place of its placeholder in a rendered conversation.
+        placeholders: How many tokens of that text stand for features of the picture.
+        inputs: What the vision tower reads, by the name of the forward's argument; tensors on the CPU.
+    """
+
+    digest: str
+    text: str = field(repr=False)
+    placeholders: int
+    inputs: Mapping[str, Tensor] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Where an image stands in a row: `ids[start:stop]`, from its first placeholder token to its last."""
+
+    image: Image
+    start: int
+    stop: int
+
+    def moved(self, offset: int) -> ImageSpan:
+        """The same image in a row that has `offset` more tokens before it."""
+        return ImageSpan(self.image, self.start + offset, self.stop + offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Rendered text as ids, with the images among them."""
+
+    ids: list[int]
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +256,7 @@ class Row:
     completion_ids: list[int]
     loss_mask: list[int]
     logprobs: list[float]
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(slots=True)
@@ -244,6 +287,7 @@ class Trajectory:
         retries: Attempts before this one, whose environment failed.
         extra: Further fields for the reward functions (from `rollout_func`).
         forks: The rows after the first one, in order.
+        images: The images of the first row, in order; their places are in prompt and completion together.
         record: Its number in the journal of its process, None where none was kept.
     """
 
@@ -263,12 +307,13 @@ class Trajectory:
     retries: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     forks: list[Row] = field(default_factory=list)
+    images: tuple[ImageSpan, ...] = ()
     record: int | None = field(default=None, compare=False)
 
     @property
     def rows(self) -> list[Row]:
         """All rows of the episode."""
-        return [Row(self.prompt_ids, self.completion_ids, self.loss_mask, self.logprobs), *self.forks]
+        return [Row(self.prompt_ids, self.completion_ids, self.loss_mask, self.logprobs, self.images), *self.forks]
 
     @property
     def truncated(self) -> bool:

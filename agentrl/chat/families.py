@@ -29,7 +29,7 @@ class Family:
         markers: What the chat template must contain.
         foreign: What it must not contain: the markers of relatives with another format.
         format: How a turn is written.
-        training_template: File in `chat_templates/`; None where the members' own templates are exact or show no tools.
+        training_template: File in `chat_templates/`; None where the members' own templates are exact, or show no tools.
         facts: What the training template has to know of the member's own: name of a variable, and a pattern whose
             group is searched in the own rendering of a question.
     """
@@ -44,6 +44,7 @@ class Family:
 
 _HERMES = TurnFormat(CallSyntax.HERMES)
 _NO_CALLS = TurnFormat(None, reasoning=None)
+_PLAIN_HERMES = TurnFormat(CallSyntax.HERMES, reasoning=None)
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _QWEN = ("<tool_call>", "<tool_response>", "<tools>")
 _XML = ("<function=", "<parameter=")
@@ -60,7 +61,15 @@ FAMILIES = (
     ),
     Family("Nemotron 3", (*_CHATML, *_XML, "<name>", "<description>", "</think>"), TurnFormat(CallSyntax.XML)),
     Family("Qwen3.5", (*_CHATML, *_QWEN, *_XML, "</think>"), TurnFormat(CallSyntax.XML)),
-    Family("Qwen3-VL", (*_CHATML, *_QWEN, "<|vision_start|>"), _HERMES, foreign=_XML),
+    Family("Qwen3-VL", (*_CHATML, *_QWEN, "<|vision_start|>"), _HERMES, foreign=(*_XML, "default_system")),
+    Family(
+        "Qwen2-VL",
+        (*_CHATML, "<|vision_start|>", "<|image_pad|>"),
+        _PLAIN_HERMES,
+        foreign=_XML,
+        training_template="qwen2_vl.jinja",
+    ),
+    Family("InternVL", (*_CHATML, "<IMG_CONTEXT>"), _PLAIN_HERMES, training_template="internvl.jinja"),
     Family(
         "Qwen3",
         (*_CHATML, *_QWEN, "</think>", "reasoning_content"),
@@ -75,7 +84,6 @@ FAMILIES = (
         foreign=(*_XML, "<|vision_start|>", "<think>", "</think>"),
         training_template="qwen2_5.jinja",
     ),
-    Family("Qwen2-VL", (*_CHATML, "<|vision_start|>", "<|image_pad|>"), _NO_CALLS, foreign=_QWEN),
     Family(
         "LFM2",
         (*_CHATML, "<|tool_list_start|>", "<|tool_response_start|>"),
@@ -120,7 +128,7 @@ FAMILIES = (
         TurnFormat(CallSyntax.GEMMA, Reasoning("<|channel>thought\n", "<channel|>")),
         training_template="gemma4.jinja",
     ),
-    Family("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _NO_CALLS),
+    Family("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _PLAIN_HERMES, training_template="gemma3.jinja"),
     Family("Phi-4-mini", ("<|tool|>", "<|/tool|>", "<|end|>"), TurnFormat(CallSyntax.PHI, reasoning=None)),
     Family("Phi-3", ("<|end|>", "<|assistant|>", "<|user|>"), _NO_CALLS, foreign=("<|tool|>", "<|observation|>")),
     Family(
@@ -133,8 +141,21 @@ FAMILIES = (
         ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
         TurnFormat(CallSyntax.MISTRAL, Reasoning("[THINK]", "[/THINK]")),
     ),
-    Family("LLaVA-NeXT", ("[INST]", "[/INST]", "<image>"), _NO_CALLS, foreign=("[AVAILABLE_TOOLS]",)),
-    Family("SmolVLM", ("<|im_start|>", "<end_of_utterance>", "<image>"), _NO_CALLS),
+    Family(
+        "LLaVA-NeXT",
+        ("[INST]", "[/INST]", "<image>"),
+        _PLAIN_HERMES,
+        foreign=("[AVAILABLE_TOOLS]",),
+        training_template="llava_next.jinja",
+        facts={"opening": r"\A(.*?)\[INST\]"},
+    ),
+    Family(
+        "SmolVLM",
+        ("<end_of_utterance>", "<image>"),
+        _PLAIN_HERMES,
+        training_template="smolvlm.jinja",
+        facts={"opening": r"\A(.*?)User:"},
+    ),
 )
 
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)

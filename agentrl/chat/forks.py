@@ -7,14 +7,17 @@ a suffix; where it rewrites a turn, the episode continues as a new row whose pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
+from agentrl.chat.pictures import count_images
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template
 from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn
-from agentrl.types import Message
+from agentrl.types import Image, ImageSpan, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,13 @@ class Continuation:
         ids: The suffix, or the whole context of the next turn.
         added: Tokens of the round's glue and results, by which the episode grows.
         forks: Whether it is the whole context, the prompt of a new row.
+        images: The images among the ids.
     """
 
     ids: list[int]
     added: int
     forks: bool = False
+    images: tuple[ImageSpan, ...] = ()
 
 
 def continue_or_fork(
@@ -42,6 +47,7 @@ def continue_or_fork(
     *,
     sampled: str,
     last_id: int,
+    images: Sequence[Image] = (),
 ) -> Continuation:
     """Render the context of the next turn, and find out whether it keeps the row.
 
@@ -52,11 +58,12 @@ def continue_or_fork(
         template: The template.
         end: What ends a turn.
         rule: Encodes suffixes.
-        messages: The conversation, with the sampled turn at its end.
-        results: The messages that answer the turn.
+        messages: The conversation, with the sampled turn at its end; image blocks are empty.
+        results: The messages that answer the turn, likewise.
         tools: Tool schemas.
         sampled: Text of the sampled turn, without the token that ended it.
         last_id: The id that ended it.
+        images: The images of the conversation and the results, in order.
 
     Returns:
         A suffix or a new row.
@@ -65,13 +72,16 @@ def continue_or_fork(
         TemplateError: The template cannot render the messages.
     """
     messages = clean_messages(messages)
+    new = images[len(images) - count_images(results) :]
     prompt = template.render_quickly(messages[:-1], tools, True)
     grown = template.render_quickly([*messages, *results], tools, True)
     for turn in (f"{prompt}{sampled}{end.text or ''}", template.render_quickly(messages, tools, False)):
         if end.text is not None:
             turn = turn[: turn.rindex(end.text) + len(end.text)]
         if turn.startswith(prompt) and grown.startswith(turn):
-            suffix = rule.encode(cut_after_turn(turn, grown, end, last_id, added_tokens(template.tokenizer)))
-            return Continuation(suffix, len(suffix))
-    added = len(rule.ids(last_id, messages[-1], results, bool(tools)))
-    return Continuation(rule.encode_all(grown), added, forks=True)
+            text = cut_after_turn(turn, grown, end, last_id, added_tokens(template.tokenizer))
+            suffix = encode_with_images(template.images, rule.encode, text, new)
+            return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
+    added = len(rule.encoded(last_id, messages[-1], results, bool(tools), new).ids)
+    context = encode_with_images(template.images, rule.encode_all, grown, images)
+    return Continuation(context.ids, added, forks=True, images=context.images)

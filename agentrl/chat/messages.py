@@ -6,9 +6,11 @@ Pure functions; the caller's messages are never changed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.chat.pictures import is_image_block
 from agentrl.errors import TemplateError
 from agentrl.types import Message
 
@@ -67,48 +69,81 @@ class ArgumentForm:
     string: bool
 
 
-def to_template(messages: list[Message], form: ArgumentForm) -> list[Message]:
-    """Bring messages into the form that a text template reads.
+@dataclass(frozen=True, slots=True)
+class ContentForm:
+    """How a template takes the content of messages.
 
-    Missing content becomes "", since many templates add strings to it. Text blocks are joined. Arguments are
-    given as the template can print them: a JSON string stays as it is where the template prints strings;
-    where it needs a mapping, the string is decoded, and one that does not hold a JSON object becomes `{}`,
-    as do missing arguments.
+    Attributes:
+        text_in_blocks: Text has to come in content blocks, too.
+        images: Whether content may have images.
+        marker: What the template writes for an image, put into the text of tool results where it shows no blocks in
+            them; None where it does.
+        disarm: Rewrites text that would pass for an image.
+    """
+
+    text_in_blocks: bool = False
+    images: bool = False
+    marker: str | None = None
+    disarm: Callable[[str], str] = str
+
+
+def to_template(messages: list[Message], form: ArgumentForm, content: ContentForm | None = None) -> list[Message]:
+    """Bring messages into the form that a template reads.
+
+    Missing content becomes "", since many templates add strings to it. Text blocks are joined, unless there are images
+    among them. Arguments are given as the template can print them: a JSON string stays as it is where the template
+    prints strings; where it needs a mapping, the string is decoded, and one that does not hold a JSON object becomes
+    `{}`, as do missing arguments.
 
     Args:
         messages: Messages in OpenAI form.
         form: What the template can print as arguments.
+        content: How it takes content; text only by default.
 
     Returns:
         New messages.
 
     Raises:
-        TemplateError: A message has content that is not text.
+        TemplateError: A message has content that the template cannot show.
     """
-    return [_message_to_template(index, message, form) for index, message in enumerate(messages)]
+    content = content or ContentForm()
+    return [_message_to_template(index, message, form, content) for index, message in enumerate(messages)]
 
 
-def _message_to_template(index: int, message: Message, form: ArgumentForm) -> Message:
-    message = {**message, "content": _text(index, message)}
+def _message_to_template(index: int, message: Message, form: ArgumentForm, shown: ContentForm) -> Message:
+    message = {**message, "content": _content(index, message, shown)}
     if message.get("tool_calls"):
         message["tool_calls"] = [_call_to_template(call, form) for call in message["tool_calls"]]
     return message
 
 
-def _text(index: int, message: Message) -> str:
+def _content(index: int, message: Message, form: ContentForm) -> str | list[dict[str, Any]]:
     content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    blocks = [block.get("text") if isinstance(block, dict) else None for block in content]
-    texts = [text for text in blocks if isinstance(text, str)]
-    if len(texts) != len(blocks):
-        raise TemplateError(
-            f"message {index} ({message.get('role')}) has content blocks that are not text: "
-            f"{str(content)[:200]}. A tokenizer renders text only; give a string or text blocks."
-        )
-    return "".join(texts)
+    if content is None or isinstance(content, str):
+        text = form.disarm(content or "")
+        return [{"type": "text", "text": text}] if form.text_in_blocks else text
+    parts: list[str | None] = []  # None for an image
+    for block in content:
+        if isinstance(block, dict) and isinstance(block.get("text"), str):
+            parts.append(form.disarm(block["text"]))
+        elif form.images and is_image_block(block):
+            parts.append(None)
+        else:
+            raise TemplateError(
+                f"message {index} ({message.get('role')}) has content blocks that are not text: {str(content)[:200]}. "
+                + (
+                    "A processor renders text and images."
+                    if form.images
+                    else "A tokenizer renders text only; give a string or text blocks, or for a vision-language model "
+                    "its processor as processing_class."
+                )
+            )
+    if message.get("role") == "tool" and form.marker is not None:
+        parts = [form.marker if part is None else part for part in parts]
+    texts = [part for part in parts if part is not None]
+    if len(texts) == len(parts) and not form.text_in_blocks:
+        return "".join(texts)
+    return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
 
 
 def _call_to_template(call: dict[str, Any], form: ArgumentForm) -> dict[str, Any]:

@@ -7,22 +7,27 @@ with the same shape of turn and the real results, so that no sampled id is ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.derivation import find_format
 from agentrl.chat.forks import Continuation, continue_or_fork
+from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
+from agentrl.chat.pictures import count_images, forget_pictures, take_pictures
 from agentrl.chat.repair import Choice, exact_template, forking_template
 from agentrl.chat.suffixes import SuffixRule
-from agentrl.chat.template import Template, own_template
+from agentrl.chat.template import Template, own_template, tokenizer_of
 from agentrl.chat.turns import find_turn_end, no_end_of_turn, prompt_after_results
 from agentrl.errors import TemplateError
-from agentrl.types import Message, Prompt
+from agentrl.types import Encoded, Image, ImageSpan, Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""
@@ -38,17 +43,20 @@ class Renderer:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         *,
         template_kwargs: dict[str, Any] | None = None,
         tools: bool = False,
         eos_ids: Iterable[int] = (),
         reasoning: str = "keep",
+        keep_images: int | None = None,
+        max_image_pixels: int | None = None,
     ) -> None:
         """Make a renderer.
 
         Args:
-            tokenizer: A tokenizer; it is not changed.
+            processing_class: A tokenizer, or the processor of a vision-language model, whose messages can have images;
+                it is not changed.
             template_kwargs: Variables for the chat template, such as `enable_thinking`.
             tools: Whether there will be tool rounds. Then the template is proved fit for them here; where the
                 tokenizer's own is not, the training template of its family takes its place.
@@ -57,13 +65,17 @@ class Renderer:
             reasoning: What becomes of earlier turns that the tokenizer's own template would rewrite, as many drop
                 their reasoning. "keep": the row keeps them as they were sampled. "fork": the model sees what the
                 template makes of them, in a new row.
+            keep_images: Most images that the model sees at once, the last ones. When a tool round brings more, the
+                episode goes on in a new row, in whose prompt the earlier ones are left out. None: all.
+            max_image_pixels: Most pixels of an image; larger ones are made smaller. None: no limit.
 
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
-        self._tokenizer = tokenizer
-        own = own_template(tokenizer, template_kwargs or {}, tools)
+        self._tokenizer = tokenizer = tokenizer_of(processing_class)
+        own = own_template(processing_class, template_kwargs or {}, tools, max_image_pixels=max_image_pixels)
         self._forks = reasoning == "fork"
+        self._keep_images = keep_images
         choose = forking_template if self._forks else exact_template
         self.choice: Choice | None = choose(own) if tools else None
         self._template = own if self.choice is None else self.choice.template
@@ -85,13 +97,24 @@ class Renderer:
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._suffixes = None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
-        self._prompts: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._images = None if own is None else own.images
+        self._prompts: dict[Any, Encoded] = {}
         self._decode = _decoder(tokenizer)
 
     @property
     def end_of_turn(self) -> str | None:
         """The token that ends a turn in the template, None where there is none or the next role's marker does it."""
         return None if self._end is None else self._end.text
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether messages can have images."""
+        return self._images is not None
+
+    @property
+    def never_sampled(self) -> tuple[int, ...] | None:
+        """Ids that a model must not write: what stands for an image; None where there are none."""
+        return None if self._images is None else (self._images.placeholder_id,)
 
     @property
     def reads_calls(self) -> bool:
@@ -111,28 +134,52 @@ class Renderer:
 
         Raises:
             TemplateError: There is no chat template, or it cannot render the messages.
+            ImageError: An image of the messages cannot be processed or placed.
         """
+        return self.encode_prompt(prompt, tools).ids
+
+    def encode_prompt(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> Encoded:
+        """Encode a prompt with its images; see `prompt_ids`."""
         if isinstance(prompt, str):
-            return list(self._tokenizer(prompt, padding=False)["input_ids"])
+            return Encoded(list(self._tokenizer(prompt, padding=False)["input_ids"]))
         if self._template is None:
             raise TemplateError(
                 "The prompt has messages but the tokenizer has no chat template. Set "
                 "`tokenizer.chat_template` or give prompts as text."
             )
+        messages, images = self._process_images(prompt)
+        if images:  # the cache would keep their pixels
+            return self._render_prompt(self._template, messages, tools, images)
         key = (repr(prompt), repr(tools))  # the members of a group share their prompt
         if (known := self._prompts.get(key)) is None:
-            known = self._prompts[key] = self._render_prompt(self._template, prompt, tools)
+            known = self._prompts[key] = self._render_prompt(self._template, messages, tools, images)
             if len(self._prompts) > _CACHED:
                 del self._prompts[next(iter(self._prompts))]
-        return list(known)
+        return Encoded(list(known.ids))
 
     def _render_prompt(
-        self, template: Template, prompt: list[Message], tools: list[dict[str, Any]] | None
-    ) -> tuple[int, ...]:
+        self,
+        template: Template,
+        prompt: list[Message],
+        tools: list[dict[str, Any]] | None,
+        images: Sequence[Image],
+    ) -> Encoded:
         messages = clean_messages(prompt)
         prefilled = bool(messages) and messages[-1].get("role") == "assistant"
         text = template.render(messages, tools, not prefilled, continue_last=prefilled)
-        return tuple(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+        return encode_with_images(template.images, self._encode, text, images)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, padding=False)["input_ids"])
+
+    def _process_images(self, messages: list[Message]) -> tuple[list[Message], list[Image]]:
+        """Take the pictures out of messages and process them."""
+        if self._images is None:
+            return messages, []
+        if self._keep_images is not None:
+            messages = forget_pictures(messages, self._keep_images)
+        messages, pictures = take_pictures(messages)
+        return messages, [self._images.process(picture) for picture in pictures]
 
     def suffix_ids(
         self,
@@ -182,31 +229,69 @@ class Renderer:
             tools: Tool schemas.
 
         Returns:
-            The ids. With `reasoning="keep"` they are always a suffix.
+            The ids. With `reasoning="keep"` they are a suffix, unless there are more images than are kept.
 
         Raises:
             TemplateError: The template cannot render the messages, or not those of this prompt again.
+            ImageError: An image of the results cannot be processed or placed.
         """
-        if not self._forks:
-            suffix = self.suffix_ids(sampled[-1], completion[-1], results, tools)
-            return Continuation(suffix, len(suffix))
         if self._template is None or self._end is None or self._suffixes is None:
             raise no_end_of_turn()
+        results, images = self._process_images(results)
+        full = self._is_full(prompt, completion, len(images))
+        if not self._forks and not full:
+            suffix = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
+            return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
         if isinstance(prompt, str) or (prompt and prompt[-1]["role"] == "assistant"):
             raise TemplateError(
                 "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
-                'round. Give messages that end with another role, or set reasoning="keep".'
+                'round. Give messages that end with another role, or set reasoning="keep" and keep_images=None.'
             )
+        messages, earlier = self._process_images([*prompt, *completion])
+        if full:
+            added = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
+            shown = forget_pictures([*messages, *results], self._keep_images or 0)
+            images = [*earlier, *images][-count_images(shown) :]
+            text = self._template.render(clean_messages(shown), tools, True)
+            context = encode_with_images(self._images, self._suffixes.encode_all, text, images)
+            return Continuation(context.ids, len(added.ids), forks=True, images=context.images)
         return continue_or_fork(
             self._template,
             self._end,
             self._suffixes,
-            [*prompt, *completion],
+            messages,
             results,
             tools,
             sampled=self._decode(sampled[:-1]),
             last_id=sampled[-1],
+            images=[*earlier, *images],
         )
+
+    def locate_images(self, messages: Sequence[Message], ids: Sequence[int]) -> tuple[ImageSpan, ...]:
+        """Find images in ids that were rendered before, as a journal has them.
+
+        Args:
+            messages: Messages; what the ids show are their last images.
+            ids: A prompt or a suffix.
+
+        Raises:
+            ImageError: They are not the images of these messages.
+        """
+        if self._images is None:
+            return ()
+        images = self._process_images(list(messages))[1]
+        left = sum(token == self._images.placeholder_id for token in ids)
+        shown: list[Image] = []
+        while left > 0 and images:
+            shown.insert(0, images.pop())
+            left -= shown[0].placeholders
+        return self._images.locate(ids, shown)
+
+    def _is_full(self, prompt: Prompt, completion: list[Message], coming: int) -> bool:
+        """Whether the row has no place for more images."""
+        if self._keep_images is None or isinstance(prompt, str):
+            return False
+        return min(count_images([*prompt, *completion]), self._keep_images) + coming > self._keep_images
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
         """Read a sampled turn; see `agentrl.chat.parsing` for the rules.

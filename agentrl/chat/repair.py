@@ -105,7 +105,7 @@ def exact_template(own: Template | None) -> Choice:
         return Choice(own, Origin.OWN, name)
     problem = proof.problem
     if family is not None and family.training_template is not None:
-        trained = Template(own.tokenizer, training_template(family, own.render), own.variables)
+        trained = Template(own.tokenizer, training_template(family, own.render), own.variables, own.images)
         if trained.generation_prompt != own.generation_prompt:
             problem += (
                 f"\nThe training template of {name} begins a turn with {trained.generation_prompt!r}, the own one "
@@ -213,10 +213,11 @@ def _difference(own: Template, trained: Template) -> str | None:
 
 
 def _lacks_tools(render: Render) -> bool:
-    try:
+    """Whether a template shows no tools at all; one that refuses a conversation may show them in others."""
+    with suppress(TemplateError):
         return bool(missing_tool_parts(render))
-    except TemplateError:
-        return False  # it refuses that conversation, not tools
+    question: list[Message] = [{"role": "user", "content": "probe"}]
+    return render(question, PROBE_TOOLS, False) == render(question, None, False)
 
 
 def _remembering(template: Template) -> Render:

@@ -14,19 +14,20 @@ are those of the general way for several contents.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import REASONING_FIELDS
 from agentrl.chat.prefix import call_id, tool_call, tool_schema
 from agentrl.chat.template import Template
 from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn
 from agentrl.errors import TemplateError
-from agentrl.types import Message
+from agentrl.types import Encoded, Image, Message
 
 _CACHED = 1024
 """Entries of each cache; the oldest goes first."""
@@ -77,10 +78,23 @@ class SuffixRule:
         if shape is not None:
             skeleton = _cached(self._skeletons, shape, lambda: self._skeleton(last_id, assistant, results, tools))
             if skeleton is not None:
-                known = skeleton.fill(self._encode, [result["content"] for result in results])
+                known = skeleton.fill(self._encode, [self._template.plain(result["content"]) for result in results])
                 if known is not None:
                     return known
         return self.encode(self.text(last_id, assistant, results, tools))
+
+    def encoded(
+        self, last_id: int, assistant: Message, results: list[Message], tools: bool, images: Sequence[Image]
+    ) -> Encoded:
+        """Encode a suffix with the images of its results.
+
+        Raises:
+            ImageError: The template does not show one of them.
+        """
+        if not images:
+            return Encoded(self.ids(last_id, assistant, results, tools))
+        text = self.text(last_id, assistant, results, tools)
+        return encode_with_images(self._template.images, self.encode, text, images)
 
     def text(self, last_id: int, assistant: Message, results: list[Message], tools: bool) -> str:
         """Cut a suffix out of a stand-in conversation, the general way.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from agentrl.errors import GenerationError
-from agentrl.types import Sample
+from agentrl.types import ImageSpan, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class SamplingParams:
         min_p: Keep tokens at least this fraction as likely as the likeliest; None keeps all.
         repetition_penalty: Divides positive and multiplies negative logits of ids already in the row
             (Keskar et al. 2019, CTRL, https://arxiv.org/abs/1909.05858, section 4.1); 1.0 does nothing.
+        suppress_tokens: Ids that are never drawn, such as the one that stands for an image; None for none.
         seed: Seed of this one turn; the same ids, weights and seed draw the same tokens.
     """
 
@@ -37,6 +38,7 @@ class SamplingParams:
     top_k: int = 0
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    suppress_tokens: tuple[int, ...] | None = None
     seed: int = 0
 
 
@@ -49,12 +51,14 @@ class GenerationStats:
         decoded_tokens: Tokens sampled.
         forward_passes: Calls of the model.
         evictions: Sessions whose KV was dropped for lack of room and had to be prefilled again.
+        images_encoded: Images that went through the vision tower.
     """
 
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
     forward_passes: int = 0
     evictions: int = 0
+    images_encoded: int = 0
 
 
 @runtime_checkable
@@ -75,7 +79,9 @@ class Generator(Protocol):
     def max_context(self) -> int | None:
         """Most tokens a row may have, prompt and completion; None if unknown."""
 
-    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Sample one turn.
 
         Args:
@@ -83,6 +89,7 @@ class Generator(Protocol):
             ids: The whole row so far. It extends the row of the session's previous turn, unless the chat template
                 rewrote that (`reasoning="fork"`): then it has only its beginning in common with it.
             params: How to draw.
+            images: The images of the row, in order; only given where there are some.
 
         Raises:
             GenerationError: The request cannot be served.

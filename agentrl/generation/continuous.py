@@ -21,7 +21,7 @@ from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.generation.sampling import settings
 from agentrl.generation.support import context_length
 from agentrl.generation.threaded import Answer, ThreadedGenerator, explain
-from agentrl.types import FinishReason, Sample
+from agentrl.types import FinishReason, ImageSpan, Sample
 
 _ATTENTION = ("sdpa", "eager", "paged|eager", "flash_attention_2", "flash_attention_3")
 _ON_CPU = {
@@ -128,7 +128,13 @@ class _Engine:
     def busy(self) -> bool:
         return bool(self._pending)
 
-    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> _Pending:
+    def submit(
+        self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
+    ) -> _Pending:
+        if images:
+            raise GenerationError(
+                "transformers' continuous batching serves text only; leave use_transformers_continuous_batching off"
+            )
         if params.repetition_penalty != 1.0:
             raise GenerationError(
                 "transformers' continuous batching has no repetition penalty; set repetition_penalty to 1.0 "

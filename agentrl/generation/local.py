@@ -56,7 +56,7 @@ class LocalGenerator(ThreadedGenerator):
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} is {value}, expected at least 1")
         stats = GenerationStats()
-        runner = ModelRunner(model, autocast)
+        runner = ModelRunner(model, stats, autocast)
 
         def budget() -> int:
             if max_cache_tokens is not None:

@@ -26,13 +26,15 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from agentrl.errors import ConfigurationError
+from agentrl.chat.images import image_types, join_inputs, model_ids
+from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.generation.runner import inference
 from agentrl.generation.sampling import draw, settings
 from agentrl.generation.support import context_length
 from agentrl.generation.threaded import Answer, ThreadedGenerator, explain
-from agentrl.types import FinishReason, Sample
+from agentrl.generation.vision import placeholder_id, vision_inputs
+from agentrl.types import FinishReason, ImageSpan, Sample
 
 _REFUSED = {
     "do_sample": "rollouts are sampled; for nearly greedy ones lower the temperature",
@@ -86,6 +88,7 @@ class _Row:
     ids: list[int]
     params: SamplingParams
     done: Answer
+    images: tuple[ImageSpan, ...] = ()
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     uniforms: Random = field(init=False)
@@ -115,6 +118,7 @@ class _Batches:
         self._options = options
         self._autocast = autocast
         self._stats = stats
+        self._placeholder_id = placeholder_id(model)
         self._version = 0
         self._rows: list[_Row] = []
 
@@ -122,8 +126,12 @@ class _Batches:
     def busy(self) -> bool:
         return bool(self._rows)
 
-    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> _Row:
-        row = _Row(name, ids, params, done)
+    def submit(
+        self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
+    ) -> _Row:
+        if images and self._placeholder_id is None:
+            raise GenerationError("the row has images, but the model sees none; pass a vision-language model")
+        row = _Row(name, model_ids(ids, images, self._placeholder_id), params, done, images)
         self._rows.append(row)
         return row
 
@@ -199,7 +207,19 @@ class _Batches:
                 attention_mask=mask_BT,
                 generation_config=GenerationConfig(**fields),
                 custom_generate=decode,
+                **self._image_inputs(batch, width, device),
             )
+
+    def _image_inputs(self, batch: list[_Row], width: int, device: torch.device) -> dict[str, Tensor]:
+        """What `generate` is told of images; nothing where no row has one."""
+        images = [span.image for row in batch for span in row.images]
+        if not images:
+            return {}
+        assert self._placeholder_id is not None
+        self._stats.images_encoded += len(images)
+        types = [image_types(row.ids, row.images, self._placeholder_id) for row in batch]
+        types_BT = torch.tensor([[0] * (width - len(own)) + own for own in types], device=device)
+        return vision_inputs(self.model, join_inputs(images), types_BT)
 
 
 @contextmanager

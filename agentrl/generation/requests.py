@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from agentrl.generation.base import SamplingParams
+from agentrl.generation.runner import Chunk
 from agentrl.generation.sampling import draw, process_logits, settings
 from agentrl.generation.slots import Session
 from agentrl.generation.threaded import Answer
+from agentrl.types import ImageSpan
 
 _HEADROOM = 64
 """Positions that a row gets beyond its end, so that rows do not ask for room at every token."""
@@ -29,6 +31,8 @@ class Request:
         ids: The row before the turn.
         params: How to draw.
         done: Called once, with the sample or the error.
+        images: The images of the row.
+        positions: Where the row's tokens are, (axes, T); None where that is their index.
         budget: Positions that the whole cache has.
         arrival: Serial number; also of the session's last use.
         versions: Versions of the weights that drew its tokens: where each one begins, and the version.
@@ -44,6 +48,8 @@ class Request:
     ids: list[int]
     params: SamplingParams
     done: Answer
+    images: tuple[ImageSpan, ...] = ()
+    positions: Tensor | None = None
     budget: int = 0
     arrival: int = 0
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -54,14 +60,46 @@ class Request:
     settings: tuple[tuple[str, Any], ...] = field(init=False)
     seen: Tensor | None = None
 
+    _after: int = field(init=False, default=0)  # the position of the first sampled token
+
     def __post_init__(self) -> None:
         self.uniforms = Random(self.params.seed)
         self.settings = tuple(settings(self.params).items())
+        if self.positions is not None:
+            self._after = int(self.positions.max()) + 1
 
     @property
     def remaining(self) -> int:
         """Tokens to run before the next one can be drawn."""
         return len(self.session.row) - self.session.cached
+
+    def whole(self, count: int) -> int:
+        """Tokens to run next, `count` of them or so: an image is run at once."""
+        start = self.session.cached
+        for span in self.images:
+            if span.start < start + count < span.stop:
+                return (span.start if span.start > start else span.stop) - start
+        return count
+
+    def chunk(self, count: int) -> Chunk:
+        """The next `count` tokens."""
+        session = self.session
+        assert session.slot is not None
+        start, stop = session.cached, session.cached + count
+        return Chunk(
+            session.row[start:stop],
+            session.slot,
+            start,
+            [span.image for span in self.images if start <= span.start < stop],
+            None if self.positions is None else self._positions(start, stop),
+        )
+
+    def _positions(self, start: int, stop: int) -> Tensor:
+        """Positions of tokens of the row; what is sampled goes on behind the furthest one."""
+        assert self.positions is not None
+        axes, length = self.positions.shape
+        further = torch.arange(max(start, length), max(stop, length)) - length + self._after
+        return torch.cat([self.positions[:, start:stop], further.expand(axes, -1)], dim=1)
 
     @property
     def wanted(self) -> int:
@@ -102,5 +140,5 @@ def _seen(requests: Sequence[Request], logits_NV: Tensor) -> Tensor:
     for request in requests:
         if request.seen is None:
             request.seen = torch.zeros(logits_NV.shape[-1], dtype=torch.bool, device=logits_NV.device)
-            request.seen[request.session.row] = True
+            request.seen[[*request.ids, *request.sampled]] = True
     return torch.stack([request.seen for request in requests if request.seen is not None])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel, modeling_utils
 
+from agentrl.generation.base import GenerationStats
 from agentrl.generation.cache import SlotCache, plan_step
 from agentrl.generation.support import attention_windows, cache_argument
+from agentrl.generation.vision import VisionModel, blocks, ids_of
+from agentrl.types import Image
 
 _MEMORY_SHARE = 0.3
 """Share of the free memory that the cache may take by default."""
@@ -21,51 +24,85 @@ _EACH_ROW = hasattr(modeling_utils, "slice_logits_to_keep")
 """Whether `logits_to_keep` may name other columns for each row, as since transformers 5.24."""
 
 
+class Chunk(NamedTuple):
+    """Tokens with which a row continues its slot.
+
+    Attributes:
+        keys: The tokens, at least one; see `agentrl.generation.vision` for those of images.
+        slot: The row's slot.
+        start: Place of the first token in the row; the places before it are in the slot.
+        images: The images among the tokens.
+        positions: Positions of the tokens, (axes, count); None where that is their place.
+    """
+
+    keys: list[int]
+    slot: int
+    start: int
+    images: list[Image]
+    positions: Tensor | None
+
+
 class ModelRunner:
     """Runs a decoder model on a `SlotCache`."""
 
-    def __init__(self, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]] | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stats: GenerationStats,
+        autocast: Callable[[], AbstractContextManager[object]] | None = None,
+    ):
         self.model = model
+        self._stats = stats
+        self.vision = VisionModel(model, stats)
         self.config = model.config.get_text_config(decoder=True)
         self.windows = attention_windows(model)
         self.cache = SlotCache(self.config.num_hidden_layers)
         self._autocast = autocast
+
+    def replace_model(self, model: PreTrainedModel) -> None:
+        """Run a copy of the model from now on."""
+        self.model, self.vision = model, VisionModel(model, self._stats)
 
     @property
     def device(self) -> torch.device:
         """Where the model is now; it may have been moved since construction."""
         return next(self.model.parameters()).device
 
-    def forward(self, tokens_B: Sequence[Sequence[int]], slots_B: Sequence[int], starts_B: Sequence[int]) -> Tensor:
-        """Run B rows and write their keys and values.
-
-        Args:
-            tokens_B: New tokens of each row, at least one.
-            slots_B: Slot of each row.
-            starts_B: Position of each row's first new token; the positions before it are in the slot.
-
-        Returns:
-            Logits [B, V] that follow each row's last token.
-        """
-        counts_B = [len(tokens) for tokens in tokens_B]
+    def forward(self, chunks_B: Sequence[Chunk]) -> Tensor:
+        """Run B rows and write their keys and values; returns the logits [B, V] that follow each row's last token."""
+        counts_B = [len(chunk.keys) for chunk in chunks_B]
         device = self.device
-        step, position_BQ = plan_step(slots_B, starts_B, counts_B, device)
+        step, place_BQ = plan_step(
+            [chunk.slot for chunk in chunks_B], [chunk.start for chunk in chunks_B], counts_B, device
+        )
         width = max(counts_B)
-        input_BQ = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in tokens_B], device=device)
+        ids_B = [ids_of(chunk.keys, self.vision.placeholder_id) for chunk in chunks_B]
+        input_BQ = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in ids_B], device=device)
         self.cache.step = step
         columns_K, which_B = _wanted(torch.tensor(counts_B, device=device) - 1)
         with inference(self.model, self._autocast):
             output = self.model(
                 input_ids=input_BQ,
-                attention_mask=self._masks(position_BQ, step.length),
-                position_ids=position_BQ,
+                attention_mask=self._masks(chunks_B, place_BQ, step.length),
+                position_ids=self._positions(chunks_B, place_BQ),
                 use_cache=True,
                 logits_to_keep=1 if width == 1 else columns_K,
                 **{cache_argument(self.model): self.cache},
+                **self.vision.features([image for chunk in chunks_B for image in chunk.images]),
             )
         if which_B is None or width == 1:
             return output.logits[:, 0]
         return output.logits[torch.arange(len(counts_B), device=device), which_B]
+
+    def _positions(self, chunks_B: Sequence[Chunk], place_BQ: Tensor) -> Tensor:
+        """Positions, [B, Q], or [axes, B, Q] where a row has some of its own."""
+        given = [(row, chunk.positions) for row, chunk in enumerate(chunks_B) if chunk.positions is not None]
+        if not given:
+            return place_BQ
+        position_ABQ = place_BQ.expand(len(given[0][1]), -1, -1).clone()
+        for row, own in given:
+            position_ABQ[:, row, : own.shape[1]] = own.to(place_BQ.device)
+        return position_ABQ
 
     def default_budget(self) -> tuple[int, str]:
         """Tokens that fit into the default share of the free memory, and that in words."""
@@ -90,15 +127,18 @@ class ModelRunner:
             f"{bytes_per_token / 2**10:.2f} KiB a token"
         )
 
-    def _masks(self, position_BQ: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+    def _masks(self, chunks_B: Sequence[Chunk], position_BQ: Tensor, length: int) -> Tensor | dict[str, Tensor]:
         """What each token may attend to [B, 1, Q, length]; by kind of layer where there are several kinds."""
         key_K = torch.arange(length, device=position_BQ.device)
         position_B1Q1 = position_BQ[:, None, :, None]
+        causal = key_K <= position_B1Q1
+        if self.vision.bidirectional:
+            for row, chunk in enumerate(chunks_B):
+                for start, stop in blocks(chunk.keys):
+                    causal[row, :, start:stop, chunk.start + start : chunk.start + stop] = True
         masks = {}
         for kind, window in self.windows.items():
-            mask = key_K <= position_B1Q1
-            if window is not None:
-                mask &= key_K > position_B1Q1 - window
+            mask = causal if window is None else causal & (key_K > position_B1Q1 - window)
             masks[kind] = self._additive(mask) if self.config._attn_implementation == "eager" else mask
         return masks if len(masks) > 1 else next(iter(masks.values()))
 

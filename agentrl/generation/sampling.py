@@ -32,6 +32,7 @@ def process_logits(
     top_p: float = 1.0,
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
+    suppress_tokens: Sequence[int] | None = None,
     seen_NV: Tensor | None = None,
     keep_N: Tensor | None = None,
 ) -> Tensor:
@@ -44,6 +45,7 @@ def process_logits(
         top_p: Keep the smallest set of likeliest tokens whose probability reaches it.
         min_p: Keep tokens at least this fraction as likely as the likeliest; None keeps all.
         repetition_penalty: Divides positive and multiplies negative logits of seen tokens.
+        suppress_tokens: See `suppress`.
         seen_NV: Which ids occur in the row before the position; needed with a repetition penalty. See
             `seen_before`.
         keep_N: Ids that stay in the support even where top-k, top-p or min-p would drop them: the sampled
@@ -55,7 +57,7 @@ def process_logits(
     Raises:
         ValueError: A repetition penalty was given without `seen_NV`.
     """
-    scores_NV = logits_NV.float()
+    scores_NV = suppress(logits_NV, suppress_tokens, keep_N).float()
     if repetition_penalty != 1.0:
         if seen_NV is None:
             raise ValueError("repetition_penalty needs seen_NV: which ids occur before each position")
@@ -71,6 +73,25 @@ def process_logits(
     return scores_NV.log_softmax(-1)
 
 
+def suppress(logits_NV: Tensor, tokens: Sequence[int] | None, keep_N: Tensor | None = None) -> Tensor:
+    """Take tokens out of the support, before anything else is done to the logits.
+
+    Args:
+        logits_NV: Logits of N positions.
+        tokens: Ids; None for none.
+        keep_N: An id of each position that stays.
+
+    Returns:
+        The logits, -inf at the tokens.
+    """
+    if not tokens:
+        return logits_NV
+    left_NV = logits_NV.index_fill(-1, torch.tensor(tokens, device=logits_NV.device), -torch.inf)
+    if keep_N is not None:
+        left_NV = left_NV.scatter(-1, keep_N[:, None], logits_NV.gather(-1, keep_N[:, None]))
+    return left_NV
+
+
 def settings(params: SamplingParams) -> dict[str, Any]:
     """The keyword arguments of `process_logits` that sampling parameters stand for."""
     return {
@@ -79,6 +100,7 @@ def settings(params: SamplingParams) -> dict[str, Any]:
         "top_p": params.top_p,
         "min_p": params.min_p,
         "repetition_penalty": params.repetition_penalty,
+        "suppress_tokens": params.suppress_tokens,
     }
 
 

@@ -20,7 +20,8 @@ from agentrl.generation.requests import Request, draw_next
 from agentrl.generation.runner import ModelRunner
 from agentrl.generation.slots import Session, SlotPool, common_prefix
 from agentrl.generation.threaded import Answer, explain
-from agentrl.types import FinishReason, Sample
+from agentrl.generation.vision import row_keys
+from agentrl.types import FinishReason, ImageSpan, Sample
 
 _SHARED = 8
 """Fewest common tokens worth copying from another slot, or worth waiting for."""
@@ -49,7 +50,7 @@ class Scheduler:
 
     @model.setter
     def model(self, model: PreTrainedModel) -> None:
-        self._runner.model = model
+        self._runner.replace_model(model)
 
     @property
     def busy(self) -> bool:
@@ -58,10 +59,15 @@ class Scheduler:
 
     # Commands ------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> Request:
+    def submit(
+        self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
+    ) -> Request:
         """Queue a turn of a session."""
+        vision = self._runner.vision
+        if images and vision.placeholder_id is None:
+            raise GenerationError("the row has images, but the model sees none; pass a vision-language model")
         session = self._sessions.setdefault(name, Session(name))
-        request = Request(session, ids, params, done)
+        request = Request(session, ids, params, done, images, vision.positions(ids, images))
         if session.active:
             raise GenerationError("it is still sampling a turn; await that one before the next")
         request.budget = self._pool.budget
@@ -70,8 +76,9 @@ class Scheduler:
         self._turns += 1
         session.used = request.arrival = self._turns
         session.active = True
-        session.cached = common_prefix(session.row[: session.cached], ids[:-1])
-        session.row = list(ids)
+        keys = list(ids) if vision.placeholder_id is None else row_keys(ids, images, vision.placeholder_id)
+        session.cached = common_prefix(session.row[: session.cached], keys[:-1])
+        session.row = keys
         self._waiting.append(request)
         self._admit_again = True
         return request
@@ -91,6 +98,7 @@ class Scheduler:
         self._prefilling.clear()
         self._decoding.clear()
         self._pool.clear()
+        self._runner.vision.forget()
         self._admit_again = True
 
     def fail(self, error: Exception) -> None:
@@ -165,7 +173,7 @@ class Scheduler:
         width = min(first.remaining, self._max_batch_tokens)
         fitting = [other for other in self._prefilling[1:] if other.remaining >= 0.75 * width]
         batch = [first, *fitting[: self._max_batch_tokens // width - 1]]
-        return batch, [min(request.remaining, width) for request in batch]
+        return batch, [request.whole(min(request.remaining, width)) for request in batch]
 
     def _reserve(self) -> None:
         """See that the cache is long enough for the next token of each decoding row.
@@ -187,15 +195,9 @@ class Scheduler:
 
     def _run(self, batch: list[Request], counts: list[int]) -> None:
         """Run `counts` further tokens of each row; draw a token where that reaches the end of the row."""
-        sessions = [request.session for request in batch]
         try:
             logits_BV = self._runner.forward(
-                [
-                    session.row[session.cached : session.cached + count]
-                    for session, count in zip(sessions, counts, strict=True)
-                ],
-                [session.slot for session in sessions if session.slot is not None],
-                [session.cached for session in sessions],
+                [request.chunk(count) for request, count in zip(batch, counts, strict=True)]
             )
             for request, count in zip(batch, counts, strict=True):
                 self._advance(request, count)

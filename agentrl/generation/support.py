@@ -12,6 +12,8 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from agentrl.generation.vision import unknown_vision
+
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _ATTENTION = ("sdpa", "eager")
 """Attention functions that honour an explicit mask of any pattern."""
@@ -42,6 +44,8 @@ def supports(model: PreTrainedModel) -> str | None:
     missing = {"position_ids", cache_argument(model), "logits_to_keep"} - accepted.keys()
     if missing:
         return f"its forward takes no {', '.join(sorted(missing))}"
+    if reason := unknown_vision(model, accepted):
+        return reason
     layers = DynamicCache(config=config).layers
     if len(layers) != config.num_hidden_layers:
         return f"it keeps {len(layers)} caches for {config.num_hidden_layers} layers"

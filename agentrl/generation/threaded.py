@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams, require_room
 from agentrl.generation.mirror import Follower, Mirror
-from agentrl.types import Sample
+from agentrl.types import ImageSpan, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ class Core(Protocol):
     def busy(self) -> bool:
         """Whether any request is unanswered."""
 
-    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> Any:
+    def submit(
+        self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
+    ) -> Any:
         """Take a turn of a session; returns what `cancel` takes, or raises."""
 
     def cancel(self, request: Any) -> None:
@@ -100,10 +102,12 @@ class ThreadedGenerator:
             core.model = mirror.model
             self.follow(mirror)
 
-    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""
         require_room(session, ids, params, self.max_context)
-        turn = _Turn(session, list(ids), params)
+        turn = _Turn(session, list(ids), params, tuple(images))
         with self._lock:
             self._start()
             self._inbox.put(turn.submit)
@@ -201,15 +205,15 @@ class ThreadedGenerator:
 class _Turn:
     """Carries one request from the event loop to the thread, and its answer back."""
 
-    def __init__(self, session: str, ids: list[int], params: SamplingParams):
-        self._session, self._ids, self._params = session, ids, params
+    def __init__(self, session: str, ids: list[int], params: SamplingParams, images: tuple[ImageSpan, ...]):
+        self._session, self._ids, self._params, self._images = session, ids, params, images
         self._loop = asyncio.get_running_loop()
         self._request: Any = None
         self.answer: asyncio.Future[Sample] = self._loop.create_future()
 
     def submit(self, core: Core) -> None:
         try:
-            self._request = core.submit(self._session, self._ids, self._params, self._deliver)
+            self._request = core.submit(self._session, self._ids, self._params, self._deliver, self._images)
         except Exception as error:  # noqa: BLE001 - sizing a cache runs the model, which may raise anything
             self._deliver(explain(self._session, error))
 

@@ -28,7 +28,7 @@ from agentrl.generation.lockstep import Lockstep
 from agentrl.generation.threaded import Answer, ThreadedGenerator, explain
 from agentrl.generation.vllm_protocol import check_sampling, finish_reason, read_spans, sampling_fields
 from agentrl.generation.weights import PolicyWeights
-from agentrl.types import Sample
+from agentrl.types import ImageSpan, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,10 @@ class _Core:
     def busy(self) -> bool:
         return bool(self._turns) or self._lockstep.running
 
-    def submit(self, name: str, ids: list[int], params: SamplingParams, done: Answer) -> _Turn:
+    def submit(
+        self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
+    ) -> _Turn:
+        assert not images, "the trainer refuses vision models with vLLM"
         self._awaken()
         self._count += 1
         turn = _Turn(f"{self._lockstep.prefix}{self._count}", name, params, done)

@@ -24,7 +24,7 @@ from agentrl.generation.base import GenerationStats, SamplingParams, require_roo
 from agentrl.generation.processes import by_first, is_first
 from agentrl.generation.vllm_http import Replica, ServerError, ServerGone
 from agentrl.generation.vllm_protocol import check_sampling, drawn_by, read_turn, turn_request
-from agentrl.types import Sample
+from agentrl.types import ImageSpan, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,11 @@ class VllmServerGenerator:
         """Whether the servers compute in float32, so that their logprobs are to be the trainer's."""
         return all(replica.dtype == "float32" for replica in self._replicas)
 
-    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task ends the request on the server."""
+        assert not images, "the trainer refuses vision models with vLLM"
         require_room(session, ids, params, self.max_context)
         for attempt in range(1, ATTEMPTS + 1):
             replica = self._home(session)

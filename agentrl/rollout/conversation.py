@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.chat.forks import Continuation
-from agentrl.types import Message, Outcome, Prompt, Row, Sample, Task, Trajectory, Turn
+from agentrl.types import Encoded, ImageSpan, Message, Outcome, Prompt, Row, Sample, Task, Trajectory, Turn
 
 
 class Conversation:
@@ -26,18 +26,25 @@ class Conversation:
         ids: The whole row, prompt included. Callers read it and never change it.
         loss_mask: 1 for sampled ids, 0 for suffix ids; completion only.
         logprobs: Logprob of each sampled id, 0.0 for suffix ids; completion only.
+        images: The images of the row, in order.
         messages: What followed the prompt: assistant and tool messages.
     """
 
-    def __init__(self, prompt: Prompt, prompt_ids: list[int]) -> None:
+    def __init__(self, prompt: Prompt, encoded: Encoded) -> None:
         self.rows: list[Row] = []
         self.spent = 0
         self.prompt = prompt
-        self.prompt_length = len(prompt_ids)
-        self.ids = list(prompt_ids)
+        self.prompt_length = len(encoded.ids)
+        self.ids = list(encoded.ids)
+        self.images = list(encoded.images)
         self.loss_mask: list[int] = []
         self.logprobs: list[float] = []
         self.messages: list[Message] = []
+
+    @property
+    def context(self) -> list[Message]:
+        """Prompt and what followed it; a prompt of text is no message."""
+        return self.messages if isinstance(self.prompt, str) else [*self.prompt, *self.messages]
 
     @property
     def completion_length(self) -> int:
@@ -59,23 +66,26 @@ class Conversation:
         self.spent += len(sample.ids)
         return start, self.completion_length
 
-    def add_suffix(self, ids: list[int], messages: list[Message]) -> None:
-        """Append what the template puts between two sampled turns, and the messages it shows."""
+    def add_suffix(self, ids: list[int], messages: list[Message], images: Sequence[ImageSpan] = ()) -> None:
+        """Append what the template puts between two sampled turns, and the messages and images it shows."""
+        self.images += [span.moved(len(self.ids)) for span in images]
         self.ids += ids
         self.loss_mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
         self.messages += messages
         self.spent += len(ids)
 
-    def fork(self, ids: list[int], messages: list[Message], added: int) -> None:
+    def fork(self, ids: list[int], messages: list[Message], added: int, images: Sequence[ImageSpan] = ()) -> None:
         """Go on in a new row.
 
         Args:
             ids: The context that the model reads next: the new row's prompt.
             messages: What the template shows after the last turn.
             added: Their tokens, as part of an episode's length.
+            images: The images of the context.
         """
         self.rows.append(self.row)
+        self.images = list(images)
         self.ids, self.prompt_length = list(ids), len(ids)
         self.loss_mask, self.logprobs = [], []
         self.messages += messages
@@ -92,21 +102,26 @@ class Conversation:
         if following is None:
             self.messages += messages
         elif following.forks:
-            self.fork(following.ids, messages, following.added)
+            self.fork(following.ids, messages, following.added, following.images)
         else:
-            self.add_suffix(following.ids, messages)
+            self.add_suffix(following.ids, messages, following.images)
 
     @property
     def row(self) -> Row:
         """The current row."""
-        return Row(self.ids[: self.prompt_length], self.completion_ids, self.loss_mask, self.logprobs)
+        prompt_ids = self.ids[: self.prompt_length]
+        return Row(prompt_ids, self.completion_ids, self.loss_mask, self.logprobs, tuple(self.images))
 
     def rows_up_to(self, stop: int) -> list[Row]:
-        """All rows, the current one up to an index in its completion; without it if that is 0 and there are others."""
+        """All rows, the current one up to an index in its completion; without it if that is 0 and there are others.
+
+        An image stays only if all of it does.
+        """
         if self.rows and not stop:
             return self.rows
         row = self.row
-        cut = Row(row.prompt_ids, row.completion_ids[:stop], row.loss_mask[:stop], row.logprobs[:stop])
+        images = tuple(span for span in row.images if span.stop <= self.prompt_length + stop)
+        cut = Row(row.prompt_ids, row.completion_ids[:stop], row.loss_mask[:stop], row.logprobs[:stop], images)
         return [*self.rows, cut]
 
 
@@ -136,6 +151,7 @@ def trajectory_of(
         completion_ids=first.completion_ids,
         loss_mask=first.loss_mask,
         logprobs=first.logprobs,
+        images=first.images,
         forks=forks,
         outcome=outcome,
         turns=list(turns),

@@ -114,7 +114,11 @@ class RolloutEngine:
         self._recent = FailureWindow(self._failures)
         self._playing: set[threading.Event] = set()
         self._runs = 0
-        self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
+        self._sampling = replace(
+            sampling or SamplingParams(max_tokens=1),
+            stop_ids=renderer.stop_ids,
+            suppress_tokens=renderer.never_sampled,
+        )
         self.tools = make_tools(tools)
         self.environments: EnvironmentPool | None = None
         if environments is not None:
@@ -279,7 +283,7 @@ class RolloutEngine:
     async def _attempts(self, stage: Stage, task: Task, name: str) -> Trajectory:
         record = await self._usable_record(stage.journal, task)
         if record is not None and record.summary.state is State.ENDED and not self._needs_environment:
-            return record.trajectory()
+            return record.trajectory(self.renderer.locate_images)
         for attempt in range(0 if record is None else record.summary.attempt, self._failures.retries + 1):
             trajectory = await self._attempt(stage, task, f"{name}/{attempt + 1}", attempt, record)
             trajectory.retries, record = attempt, None

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.forks import Continuation
+from agentrl.chat.pictures import column_pictures, place_pictures, read_pictures
 from agentrl.chat.renderer import Renderer
-from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
+from agentrl.errors import ConfigurationError, EnvironmentFailure, ImageError, RewardError
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.busy import Busy
 from agentrl.rollout.calling import DeadlineExceeded
@@ -35,6 +36,7 @@ from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.replay import Difference, Diverged, reenact
 from agentrl.rollout.tools import Tool, ToolRunner, tool_message
 from agentrl.types import (
+    Encoded,
     FinishReason,
     Limit,
     Message,
@@ -107,7 +109,7 @@ class Episode:
             self.entry = stage.journal.enter(task, attempt) if record is None else stage.journal.enter_again(record)
         self.tools = stage.tools
         self.environment: Any = None
-        self.conversation = Conversation(task.prompt or "", [])
+        self.conversation = Conversation(task.prompt or "", Encoded([]))
         self.turns: list[Turn] = []
         self.sampled: tuple[Turn, Sample] | None = None  # the turn whose calls are running
         self.phase = "reset"
@@ -169,12 +171,13 @@ class Episode:
 
     async def _begin(self) -> None:
         """Lease and reset the environment, and put the prompt together."""
-        prompt = self.task.prompt
+        task = self._illustrated()
+        prompt = task.prompt
         pool = self.stage.environments
         if pool is not None:
             try:
-                self.environment = await pool.acquire(self.task.environment)
-                prompt = await pool.reset(self.environment, self.task)
+                self.environment = await pool.acquire(task.environment)
+                prompt = await pool.reset(self.environment, task)
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -182,10 +185,22 @@ class Episode:
             self.tools = merge_tools(self.tools, pool.bound_tools(self.environment), type(self.environment).__name__)
         assert prompt is not None, "a task without a prompt needs an environment; the trainer checks it"
         self.schemas = [tool.schema for tool in self.tools.values()]
-        self.conversation = Conversation(prompt, self.stage.renderer.prompt_ids(prompt, self.schemas))
+        if not isinstance(prompt, str):
+            prompt = read_pictures(prompt)
+        self.conversation = Conversation(prompt, self.stage.renderer.encode_prompt(prompt, self.schemas))
         self.phase = "sampling"
         if self.entry is not None and self.record is None:
             self.entry.begin(prompt, self.conversation.ids)
+
+    def _illustrated(self) -> Task:
+        """The task with the images of its row in its prompt, where the model sees images."""
+        task = self.task
+        pictures = column_pictures(task.columns)
+        if not pictures or not self.stage.renderer.sees_images:
+            return task
+        if isinstance(task.prompt, str):
+            raise ImageError("the row has images but a plain-text prompt; give messages")
+        return replace(task, prompt=place_pictures(task.prompt or [{"role": "user", "content": ""}], pictures))
 
     async def _reenact(self) -> Ending | None:
         """Go to where the recorded attempt was cut off; gives back how it ended if its last turn had ended it."""
@@ -201,7 +216,7 @@ class Episode:
             raise Diverged(difference)
         self.phase = "sampling"
         for turn in record.turns:
-            turn.extend(self.conversation)
+            turn.extend(self.conversation, self.stage.renderer.locate_images)
             self.turns.append(turn.turn)
         return None if record.summary.outcome is None else (record.summary.outcome, record.summary.limit)
 
@@ -213,8 +228,10 @@ class Episode:
             if (limit := reached(self.stage.limits, progress)) is not None:
                 return _outcome_of(limit), limit
             began = time.monotonic()
+            images = {"images": tuple(conversation.images)} if conversation.images else {}
+            params = self._params(progress)
             with self.stage.asking:
-                sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
+                sample = await self.stage.generator.sample(self.session, conversation.ids, params, **images)
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began

@@ -6,9 +6,10 @@
 | dict, list, tuple                   | JSON with real characters, no escapes (`{"r": "café"}`)     |
 | bytes                               | UTF-8 text, undecodable bytes replaced                      |
 | PIL image                           | one image block                                             |
-| list of text/image blocks or images | blocks, images as they are; plain text if there is no image |
+| list of text/image blocks or images | blocks, images as PIL images; plain text if there is no image |
 | anything else, `None` included      | `str(value)`, NumPy and torch scalars as plain numbers      |
 
+An image is copied, so that the tool may go on drawing on its own; `agentrl.chat.pictures` says what forms one may have.
 Text above `MAX_CHARACTERS` is cut and says so.
 """
 
@@ -19,16 +20,20 @@ from typing import Any, Literal
 
 from PIL.Image import Image
 
+from agentrl.chat.pictures import holds_picture, image_block, is_image_block
+
 MAX_CHARACTERS = 32_768
 """Most characters of one text that reach the model, some 8000 tokens."""
 
-_IMAGE_SOURCES = frozenset({"image", "url", "path", "base64"})
-
 
 def render(value: Any) -> str | list[dict[str, Any]]:
-    """Render a tool's return value as the content of a tool message; see the table above."""
+    """Render a tool's return value as the content of a tool message; see the table above.
+
+    Raises:
+        ImageError: An image cannot be read.
+    """
     if isinstance(value, Image):
-        return [_image_block(value)]
+        return [image_block(value)]
     if isinstance(value, list) and value and all(_is_block(item) for item in value):
         return _blocks(value)
     return truncate(_valid(_text(value)))
@@ -88,15 +93,11 @@ def _is_block(item: Any) -> bool:
         return False
     if item.get("type") == "text":
         return isinstance(item.get("text"), str)
-    return item.get("type") == "image" and not _IMAGE_SOURCES.isdisjoint(item)
+    return is_image_block(item) and holds_picture(item)
 
 
 def _blocks(items: list[Any]) -> str | list[dict[str, Any]]:
-    blocks = [_image_block(item) if isinstance(item, Image) else item for item in items]
+    blocks = [image_block(item) if isinstance(item, Image) or is_image_block(item) else item for item in items]
     if all(block["type"] == "text" for block in blocks):
         return truncate(_valid("".join(block["text"] for block in blocks)))
     return [block | {"text": truncate(_valid(block["text"]))} if block["type"] == "text" else block for block in blocks]
-
-
-def _image_block(image: Image) -> dict[str, Any]:
-    return {"type": "image", "image": image}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.generation.base import GenerationStats, SamplingParams
-from agentrl.types import FinishReason, Sample
+from agentrl.types import FinishReason, ImageSpan, Sample
 
 Policy = Callable[[str, list[int], SamplingParams], "Sample | list[int]"]
 
@@ -23,6 +23,7 @@ class SampleCall:
     ids: list[int]
     params: SamplingParams
     sample: Sample
+    images: tuple[ImageSpan, ...] = ()
 
 
 class ScriptedGenerator:
@@ -59,7 +60,9 @@ class ScriptedGenerator:
         """The context length given at construction."""
         return self._max_context
 
-    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Return the session's next scripted turn."""
         given = list(ids)
         turn = self._script(session, given, params) if callable(self._script) else self._next(session)
@@ -67,7 +70,7 @@ class ScriptedGenerator:
             stopped = bool(turn) and turn[-1] in params.stop_ids
             finish = FinishReason.STOP if stopped else FinishReason.LENGTH
             turn = Sample(list(turn), [math.nan] * len(turn), finish, self.weights_version)
-        self.calls.append(SampleCall(session, given, params, turn))
+        self.calls.append(SampleCall(session, given, params, turn, tuple(images)))
         self.stats.decoded_tokens += len(turn.ids)
         return turn
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.resources
 import random
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -169,6 +170,16 @@ def qwen_like_tokenizer(template: str = "qwen3", *, seed: int | None = None) -> 
         folder = importlib.resources.files("agentrl.chat_templates")
         tokenizer.chat_template = folder.joinpath(f"{template}.jinja").read_text(encoding="utf-8")
     return tokenizer
+
+
+def byte_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Make a tokenizer with 256 bytes, then these special tokens; it has no template, no EOS and no padding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def _random_merges(rng: random.Random) -> list[tuple[str, str]]:

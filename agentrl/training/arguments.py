@@ -95,6 +95,9 @@ class RolloutConfig(TrainingArguments):
     router_aux_loss_coef: float | None = _arg(
         None, "Weight of a mixture-of-experts model's balancing loss; default: that of its config. 0.0: none."
     )
+    freeze_vision_tower: bool = _arg(
+        False, "Leave the weights that encode images as they are; for vision-language models."
+    )
     disable_dropout: bool = _arg(False, "Set all dropout probabilities of the policy and the reference to 0.")
 
     # Data
@@ -130,6 +133,14 @@ class RolloutConfig(TrainingArguments):
         "keep",
         "What becomes, after a tool round, of earlier turns that the chat template would rewrite (it drops their "
         "reasoning): `keep` them in the row, or `fork` into a new row that starts with the rewritten context.",
+    )
+    keep_images: int | None = _arg(
+        None,
+        "Most images that the model sees at once, the last ones; when a tool round brings more, the episode goes on in "
+        "a new row without the earlier ones. None: all.",
+    )
+    max_image_pixels: int | None = _arg(
+        None, "Most pixels of an image; a larger one is made smaller before the processor gets it."
     )
     repetition_penalty: float = _arg(1.0, "Penalty on tokens that occur in the row already; 1.0: none.")
     cache_implementation: str | None = _arg(None, "A cache of transformers' generate; selects that generator.")
@@ -285,6 +296,9 @@ class RolloutConfig(TrainingArguments):
         iterations = self.max_tool_calling_iterations
         _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
         _require(self.reasoning in REASONING, "reasoning", self.reasoning, f"one of {REASONING}")
+        for name in ("keep_images", "max_image_pixels"):
+            number = getattr(self, name)
+            _require(number is None or number >= 1, name, number, "None or at least 1")
         rounds = self.dynamic_sampling_max_rounds
         _require(rounds >= 0, "dynamic_sampling_max_rounds", rounds, "0 (never) or more")
         alpha, every = self.ref_model_mixup_alpha, self.ref_model_sync_steps

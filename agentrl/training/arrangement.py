@@ -14,6 +14,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 
+from agentrl.generation.vision import placeholder_id
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.balance import Costs, plan_window
 from agentrl.training.batching import Layout, MicroBatch, collate, split
@@ -45,6 +46,7 @@ class Arranger:
         self._args = args
         self._pad_token_id = pad_token_id
         self._precision = precision
+        self._placeholder_id = placeholder_id(model)
         # The router loss is a product of means over the tokens of a micro-batch, a shared prompt as often as it occurs.
         self._routed = router_coefficient(model, args) != 0
 
@@ -100,12 +102,13 @@ class Arranger:
             trained=[row.trained for row in rows],
             layout=self._layout,
             pad_to_multiple_of=self._pad_multiple,
+            placeholder_id=self._placeholder_id,
         )
 
     @cached_property
     def _layout(self) -> Layout:
         """How rows lie; found by a trial the first time that there are some."""
-        if self._args.torch_compile or self._args.device.type == "neuron":
+        if self._placeholder_id is not None or self._args.torch_compile or self._args.device.type == "neuron":
             return Layout.PADDED  # the places of packed rows would make each micro-batch a new program to compile
         with self._precision():
             return choose_layout(self._model, share=not self._routed)

@@ -101,8 +101,8 @@ class AsyncCollector(Collector):
             return
         if self.args.use_vllm and self.args.vllm_mode == "colocate":
             raise ConfigurationError(
-                f"max_staleness={self.args.max_staleness} with vllm_mode='colocate': that engine rests while the policy "
-                "is trained, so nothing could be played meanwhile; use vllm_mode='server', or max_staleness=0."
+                f"max_staleness={self.args.max_staleness} with vllm_mode='colocate': that engine rests while the "
+                "policy is trained, so nothing could be played meanwhile; use vllm_mode='server', or max_staleness=0."
             )
         if isinstance(self.generator, ThreadedGenerator):
             self.generator.own_weights()

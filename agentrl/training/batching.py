@@ -10,7 +10,7 @@ only: a row that is excluded from training keeps its place and has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, auto
 from itertools import chain
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from agentrl.chat.images import image_types, join_inputs, model_ids
 from agentrl.objectives.aggregation import Denominators
 from agentrl.training.attention import Segment
 from agentrl.types import Row, Trajectory
@@ -66,6 +67,8 @@ class MicroBatch:
         stale_N: Which targets older weights drew than those that the trainer began the window with, bool (N,); None
             when none.
         denominators: Counts of the optimizer step that the batch belongs to, once they are known.
+        image_types: Which tokens of `input_ids` stand for images, 1 for those; None where no sequence has one.
+        images: Inputs of the vision tower for the images of all sequences, in order, by name.
     """
 
     input_ids: Tensor
@@ -84,6 +87,8 @@ class MicroBatch:
     turn_advantages_N: Tensor | None = None
     stale_N: Tensor | None = None
     denominators: Denominators | None = None
+    image_types: Tensor | None = None
+    images: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def target_advantages(self) -> Tensor:
@@ -106,7 +111,7 @@ class MicroBatch:
         return self.row_N.unique().numel()
 
     def model_inputs(self) -> dict[str, Any]:
-        """The keyword arguments of the model's forward."""
+        """The keyword arguments of the model's forward, but for images."""
         inputs = {
             "input_ids": self.input_ids,
             "attention_mask": self.attention_mask,
@@ -121,11 +126,12 @@ class MicroBatch:
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same batch on a device."""
         moved: dict[str, Any] = {
-            field.name: value.to(device)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
+            spec.name: value.to(device)
+            for spec in fields(self)
+            if isinstance(value := getattr(self, spec.name), Tensor)
         }
-        return replace(self, **moved)
+        images = {name: value.to(device) for name, value in self.images.items()}
+        return replace(self, **moved, images=images)
 
 
 def collate(
@@ -136,6 +142,7 @@ def collate(
     trained: Sequence[bool] | None = None,
     layout: Layout = Layout.PADDED,
     pad_to_multiple_of: int | None = None,
+    placeholder_id: int | None = None,
 ) -> MicroBatch:
     """Lay out trajectories for one forward pass.
 
@@ -148,6 +155,8 @@ def collate(
         layout: How the sequences lie. The model has to support it: see `agentrl.training.layouts`.
         pad_to_multiple_of: Round the padded length, or that of the packed tokens together, up to a multiple of
             this.
+        placeholder_id: The id that stands for a feature of an image, for a model that has images; rows with images lie
+            padded.
 
     Raises:
         ValueError: A row is misaligned, its first token is a target, or there is not one advantage or flag
@@ -159,10 +168,15 @@ def collate(
             raise ValueError(f"{count} trajectories but {len(values)} {name}")
     owners = [r for r, trajectory in enumerate(trajectories) for _ in trajectory.rows]
     sequences = [row for trajectory in trajectories for row in trajectory.rows]
+    spans = [span for sequence in sequences for span in sequence.images]
     if layout is Layout.PADDED or not count:
-        inputs = _pad(sequences, pad_token_id, pad_to_multiple_of)
+        inputs = _pad(sequences, pad_token_id, pad_to_multiple_of, placeholder_id)
+    elif spans:
+        raise ValueError(f"rows with images cannot lie {layout.name}; expected PADDED")
     else:
         inputs = _pack(sequences, pad_token_id, pad_to_multiple_of, share=layout is Layout.SHARED)
+    if spans:
+        inputs |= {"images": join_inputs([span.image for span in spans])}
 
     index, ids, row_of, sequence_of, logps = [], [], [], [], []
     for s, (r, sequence, place) in enumerate(zip(owners, sequences, inputs["sequences_at"], strict=True)):
@@ -191,15 +205,26 @@ def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> dict[str, Any]:
+def _pad(
+    sequences: Sequence[Row], pad_token_id: int, multiple: int | None, placeholder_id: int | None
+) -> dict[str, Any]:
     """Sequences side by side."""
+    rows = [
+        model_ids(sequence.prompt_ids + sequence.completion_ids, sequence.images, placeholder_id)
+        for sequence in sequences
+    ]
     # No model runs on no tokens at all; what nobody has a row for is padding that nobody looks at.
-    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences] or [[pad_token_id]]
+    rows = rows or [[pad_token_id]]
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     width = _round_up(max([1, *map(len, rows)]), multiple)
     padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
+    types = None
+    if placeholder_id is not None and any(sequence.images for sequence in sequences):
+        own = [image_types(row, s.images, placeholder_id) for row, s in zip(rows, sequences, strict=True)]
+        types = torch.tensor([row + [0] * (width - len(row)) for row in own], dtype=torch.int64)
     return {
         "input_ids": torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width),
+        "image_types": types,
         "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
         "position_ids": None,
         "sequences_at": tuple(

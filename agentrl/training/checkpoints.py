@@ -69,6 +69,7 @@ def save_in_flight(folder: str | Path, state: InFlight, shape: Shape) -> None:
     batches: list[dict[str, Any]] = []
     for index, batch in enumerate(window.batches if window is not None else []):
         values = {spec.name: getattr(batch, spec.name) for spec in dataclasses.fields(batch)}
+        values |= {f"images.{name}": value for name, value in values.pop("images").items()}
         held = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         # Copies, since micro-batches are often views of one tensor, which the format refuses.
         tensors |= {f"{index}.{name}": value.detach().cpu().clone().contiguous() for name, value in held.items()}
@@ -111,7 +112,8 @@ def load_in_flight(folder: str | Path, shape: Shape) -> InFlight:
         batches = []
         for index, plain in enumerate(saved["batches"]):
             held = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
-            batches.append(MicroBatch(**fields_of(MicroBatch, plain) | held))
+            images = {name.split(".", 1)[1]: held.pop(name) for name in list(held) if name.startswith("images.")}
+            batches.append(MicroBatch(**fields_of(MicroBatch, plain) | held | {"images": images}))
         window = Window(tuple(saved["identity"]), saved["rows"], batches, metrics={}, own_metrics=[], tokens_seen=0)
     return InFlight(window, MetricStore.of(header["metrics"]))
 

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, Trainer
 
 from agentrl.chat.renderer import Renderer
+from agentrl.chat.template import tokenizer_of
+from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator, Phased, Probed
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
@@ -31,7 +33,7 @@ from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import common_columns
-from agentrl.training.completions import CompletionLog, readable
+from agentrl.training.completions import CompletionLog, pictures_of, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, samples_the_policy, sampling_of, unscored
@@ -62,7 +64,7 @@ class Collector:
         trainer: Gives the state and the mixed-precision context.
         args: The configuration.
         model: The policy.
-        tokenizer: Its tokenizer.
+        processing_class: Its tokenizer, or its processor if it sees images.
         advantages: Turns the rewards of a generation batch into advantages, see `RolloutTrainer.advantages`.
         signals: What the members of a group are compared by, see `RolloutTrainer.signals`.
         needs_kl: Whether `advantages` needs the KL of each row from the reference.
@@ -87,7 +89,7 @@ class Collector:
         trainer: Trainer,
         args: RolloutConfig,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin,
         *,
         advantages: Callable[[BatchRewards, Tensor | None], Tensor],
         signals: Callable[[BatchRewards], Tensor],
@@ -108,7 +110,7 @@ class Collector:
         self._interruptible = interruptible
         self.args = args
         self.model = model
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer_of(processing_class)
         self._advantages = advantages
         self._signals = signals
         self._needs_kl = needs_kl
@@ -116,12 +118,17 @@ class Collector:
         policy = trainer.accelerator.unwrap_model(model)
         self._whole = WholeCopy(policy, args.device) if is_sharded(trainer) else None
         self.renderer = Renderer(
-            tokenizer,
+            processing_class,
             template_kwargs=as_dict(args.chat_template_kwargs),
             tools=bool(tools) or environment_factory is not None,
             eos_ids=declared_eos_ids(policy),
             reasoning=args.reasoning,
+            keep_images=args.keep_images,
+            max_image_pixels=args.max_image_pixels,
         )
+        for name in ("keep_images", "max_image_pixels"):
+            if getattr(args, name) is not None and not self.renderer.sees_images:
+                raise ConfigurationError(f"{name} is for vision-language models, whose processor is processing_class.")
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator, self._owns_generator = generator, False
@@ -136,7 +143,7 @@ class Collector:
         self._prepare_generator()
         exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
         self.corrects_sampler = corrects_sampler and not exact
-        self.sampling = sampling_of(args)
+        self.sampling = dataclasses.replace(sampling_of(args), suppress_tokens=self.renderer.never_sampled)
         self.engine = RolloutEngine(
             self.generator,
             self.renderer,
@@ -179,7 +186,7 @@ class Collector:
         self.reference = make_reference(model, args.beta, trainer)
         self.score_options: dict[str, bool] = {}
         self.arranger = Arranger(
-            model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
+            model, args, pad_token_id=self.tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
         comparable = (
@@ -447,6 +454,8 @@ class Collector:
         log.completions = [readable(t.completion) for t in draw.trajectories]
         log.rewards = {name: [row[i] for row in draw.rewards] for i, name in enumerate(self.rewards.names)}
         log.advantages = advantages
+        if self.args.log_multimodal and self.renderer.sees_images:
+            log.extra["images"] = [pictures_of(t) for t in draw.trajectories]
         if self.args.world_size > 1:
             parts = gather_object([log])
             log.clear()

@@ -14,7 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.types import Message, Prompt
+from agentrl.chat.pictures import take_pictures
+from agentrl.types import Message, Prompt, Trajectory
+
+
+class Pictures(list[Any]):
+    """The value of a cell that shows pictures."""
 
 
 @dataclass(slots=True)
@@ -88,7 +93,7 @@ def print_rows(rows: Sequence[dict[str, Any]], step: int, console: Console | Non
 
 
 def report_rows(rows: Sequence[dict[str, Any]], step: int, report_to: Sequence[str]) -> None:
-    """Send rows to wandb and trackio where the run reports to them."""
+    """Send rows to wandb and trackio where the run reports to them; only wandb's tables can show images."""
     if not rows:
         return
     columns = ["step", *rows[0]]
@@ -97,12 +102,23 @@ def report_rows(rows: Sequence[dict[str, Any]], step: int, report_to: Sequence[s
         import wandb
 
         if wandb.run is not None:
-            wandb.log({"completions": wandb.Table(columns=columns, data=data)})
+            seen = [
+                [step, *([wandb.Image(p) for p in v] if isinstance(v, Pictures) else cell(v) for v in row.values())]
+                for row in rows
+            ]
+            wandb.log({"completions": wandb.Table(columns=columns, data=seen)})
     if "trackio" in report_to:
         import pandas
         import trackio
 
         trackio.log({"completions": trackio.Table(dataframe=pandas.DataFrame(data, columns=columns))})
+
+
+def pictures_of(trajectory: Trajectory) -> Pictures:
+    """The pictures of an episode, in order."""
+    if isinstance(trajectory.prompt, str) or isinstance(trajectory.completion, str):
+        return Pictures()
+    return Pictures(take_pictures([*trajectory.prompt, *trajectory.completion])[1])
 
 
 def readable(prompt: Prompt) -> str:
@@ -133,4 +149,6 @@ def cell(value: Any) -> str:
     """Return a value as a person reads it."""
     if value is None:
         return ""
+    if isinstance(value, Pictures):
+        return f"{len(value)} images"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

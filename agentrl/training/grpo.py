@@ -37,7 +37,8 @@ class GRPOTrainer(RolloutTrainer):
         train_dataset: Rows with a `prompt`, text or messages; may be left out when an environment supplies the
             prompt, with `max_steps` set.
         eval_dataset: A dataset, or several by name.
-        processing_class: The tokenizer; loaded with the model's name when left out.
+        processing_class: The tokenizer, or the processor of a vision-language model; loaded with the model's name when
+            left out.
         reward_processing_classes: Tokenizers of the reward models.
         callbacks: Trainer callbacks.
         optimizers: An optimizer and a scheduler.

@@ -20,6 +20,8 @@ from agentrl.training.data import (
     training_shape,
 )
 
+_ALWAYS_VISIBLE = ("prompt", "image", "images", "environment")
+
 
 class ScheduleLoader(DataLoader[ScheduledStep]):
     """A loader of single steps that tells its schedule the epoch."""
@@ -113,7 +115,7 @@ def evaluation_loader(dataset: datasets.Dataset | datasets.IterableDataset, args
 
 
 def _visible_columns(dataset: Any, args: RolloutConfig) -> Any:
-    """Drop what neither the prompt nor the choice of an environment needs, where the configuration asks for it."""
+    """Drop what neither the prompt, its images nor the choice of an environment needs, where the user asks for it."""
     if dataset is None or not args.remove_unused_columns or dataset.column_names is None:
         return dataset
-    return dataset.select_columns([c for c in dataset.column_names if c in ("prompt", "environment")])
+    return dataset.select_columns([c for c in dataset.column_names if c in _ALWAYS_VISIBLE])

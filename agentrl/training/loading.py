@@ -9,15 +9,21 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from agentrl.chat.template import tokenizer_of
 from agentrl.errors import ConfigurationError
+from agentrl.generation.vision import placeholder_id
 from agentrl.training.arguments import RolloutConfig, as_dict
-from agentrl.training.preparation import cast_head, disable_dropout
+from agentrl.training.preparation import cast_head, disable_dropout, freeze_vision_tower
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +39,8 @@ def load_model(
 
     Args:
         model: A hub name, a folder, a `PreTrainedModel` or a PEFT model.
-        args: `model_init_kwargs`, `trust_remote_code`, `disable_dropout` and `cast_lm_head_to_fp32` are read.
+        args: `model_init_kwargs`, `trust_remote_code`, `freeze_vision_tower`, `disable_dropout` and
+            `cast_lm_head_to_fp32` are read.
         quantization_config: For loading by name; ignored for a model object, which is loaded already.
         peft_config: Wraps the model in adapters.
 
@@ -53,6 +60,8 @@ def load_model(
             "prompt-learning adapters put virtual tokens before each row, so that logits and tokens no longer stand "
             "side by side; use LoRA or another adapter of weights."
         )
+    if args.freeze_vision_tower:
+        freeze_vision_tower(model)
     if args.disable_dropout:
         disable_dropout(model)
     if getattr(args, "cast_lm_head_to_fp32", False):  # GRPO only
@@ -60,10 +69,13 @@ def load_model(
     return model
 
 
-def load_tokenizer(
-    processing_class: PreTrainedTokenizerBase | None, model: PreTrainedModel, args: RolloutConfig
-) -> PreTrainedTokenizerBase:
-    """Load or take the tokenizer; one without a pad token pads with EOS, and says so."""
+def load_processing_class(
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None, model: PreTrainedModel, args: RolloutConfig
+) -> PreTrainedTokenizerBase | ProcessorMixin:
+    """Load or take the tokenizer, or the processor of a vision-language model.
+
+    A tokenizer without a pad token pads with EOS, and says so.
+    """
     if processing_class is None:
         name = getattr(model.config, "_name_or_path", "")
         if not name:
@@ -71,19 +83,31 @@ def load_tokenizer(
                 "the model was not loaded from a name or a folder, so its tokenizer is unknown; pass processing_class."
             )
         revision = (as_dict(args.model_init_kwargs) or {}).get("revision")
-        processing_class = AutoTokenizer.from_pretrained(
+        loader: Any = AutoTokenizer if placeholder_id(model) is None else AutoProcessor
+        processing_class = loader.from_pretrained(
             name, trust_remote_code=args.trust_remote_code, **({"revision": revision} if revision else {})
         )
-    if not isinstance(processing_class, PreTrainedTokenizerBase):
+    if not isinstance(processing_class, PreTrainedTokenizerBase | ProcessorMixin):
         raise ConfigurationError(
-            f"processing_class is a {type(processing_class).__name__}; this version trains text models and needs a "
-            "tokenizer."
+            f"processing_class is a {type(processing_class).__name__}; expected a tokenizer, or the processor of a "
+            "vision-language model."
         )
-    if processing_class.pad_token is None:
-        if processing_class.eos_token is None:
+    if isinstance(processing_class, ProcessorMixin) and placeholder_id(model) is None:
+        raise ConfigurationError(
+            f"processing_class is a {type(processing_class).__name__}, but {type(model).__name__} sees no images; pass "
+            "a tokenizer."
+        )
+    if isinstance(processing_class, ProcessorMixin) and args.use_vllm:
+        raise ConfigurationError(
+            "use_vllm=True with a processor of images: images are not passed on to vLLM in this version; leave use_vllm "
+            "out, or pass the tokenizer alone to train on text."
+        )
+    tokenizer = tokenizer_of(processing_class)
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
             raise ConfigurationError("the tokenizer has neither a pad token nor an EOS token; set tokenizer.pad_token.")
-        logger.warning("the tokenizer has no pad token; padding with its EOS token %r", processing_class.eos_token)
-        processing_class.pad_token = processing_class.eos_token
+        logger.warning("the tokenizer has no pad token; padding with its EOS token %r", tokenizer.eos_token)
+        tokenizer.pad_token = tokenizer.eos_token
     return processing_class
 
 
@@ -110,7 +134,9 @@ def _load_by_name(name: str, args: RolloutConfig, quantization_config: Any) -> P
     )
     if config.is_encoder_decoder:
         raise ConfigurationError(f"{name} is an encoder-decoder model; agentrl trains causal language models.")
-    return AutoModelForCausalLM.from_pretrained(name, **kwargs)
+    sees = getattr(config, "vision_config", None) is not None and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    loader: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return loader.from_pretrained(name, **kwargs)
 
 
 def _add_adapters(model: PreTrainedModel, peft_config: Any) -> PreTrainedModel:

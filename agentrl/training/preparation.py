@@ -37,6 +37,21 @@ def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str]]:
     return found
 
 
+def freeze_vision_tower(model: nn.Module) -> None:
+    """Keep what encodes images as it is, adapters inside of it included; the projection to the text is still trained.
+
+    Raises:
+        ConfigurationError: The model has none.
+    """
+    owner = inner(model)
+    tower = owner.get_encoder(modality="image")
+    if tower in (owner, owner.base_model):
+        raise ConfigurationError(
+            f"freeze_vision_tower: {type(owner).__name__} has no vision tower; leave freeze_vision_tower=False."
+        )
+    tower.requires_grad_(False)
+
+
 def inner(model: nn.Module) -> Any:
     """The model itself, without the wrapper that adapters put around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]

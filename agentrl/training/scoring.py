@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.generation.base import SamplingParams
-from agentrl.generation.sampling import first_occurrence, needs_processing, process_logits, seen_before
+from agentrl.generation.sampling import first_occurrence, needs_processing, process_logits, seen_before, suppress
+from agentrl.generation.vision import vision_inputs
 from agentrl.objectives.regularizers import entropy
 from agentrl.training.batching import MicroBatch
 
@@ -108,6 +109,8 @@ def score(
         return _in_chunks(score_span, states.flatten(0, -2)[batch.target_index_N], chunk_tokens)
 
     inputs: dict[str, Any] = {**batch.model_inputs(), "use_cache": False}
+    if batch.image_types is not None:
+        inputs |= vision_inputs(core, batch.images, batch.image_types)
     if router_loss:
         inputs["output_router_logits"] = True
     scores = _score_hidden(model, core, inputs, run) if _tail_known.get(core, True) else None
@@ -263,6 +266,7 @@ def _score_chunk(
     entropy_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs and entropies of C targets from their logits."""
+    logits_CV = suppress(logits_CV, sampling.suppress_tokens, ids_C)
     truncation: dict[str, Any] = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     processed = needs_processing(**truncation, repetition_penalty=sampling.repetition_penalty)
     if processed:

@@ -18,7 +18,7 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
@@ -35,7 +35,7 @@ from agentrl.training.data import Schedule, ScheduledStep, Stream, evaluation_sh
 from agentrl.training.draws import redraw_from
 from agentrl.training.lifecycle import LifeCycle
 from agentrl.training.loaders import ScheduleLoader, evaluation_loader, training_loader
-from agentrl.training.loading import load_model, load_tokenizer
+from agentrl.training.loading import load_model, load_processing_class
 from agentrl.training.metrics import MetricStore, clean_logs
 from agentrl.training.objective_metrics import sampler_metrics
 from agentrl.training.old_policy import old_logps
@@ -57,7 +57,7 @@ class RolloutTrainer(LifeCycle):
     config_class: ClassVar[type[RolloutConfig]]
     collector_class: ClassVar[type[Collector]] = Collector
     model: PreTrainedModel
-    processing_class: PreTrainedTokenizerBase
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RolloutTrainer(LifeCycle):
         args: RolloutConfig | None = None,
         train_dataset: datasets.Dataset | datasets.IterableDataset | None = None,
         eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (
@@ -107,14 +107,14 @@ class RolloutTrainer(LifeCycle):
         for dataset in played:
             check_rows(dataset, environment_factory, tools=calls_tools)
         model = load_model(model, args, quantization_config=quantization_config, peft_config=peft_config)
-        tokenizer = load_tokenizer(processing_class, model, args)
+        processing_class = load_processing_class(processing_class, model, args)
         super().__init__(
             model=model,
             args=args,
             data_collator=_identity,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=tokenizer,
+            processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
         )
@@ -130,7 +130,7 @@ class RolloutTrainer(LifeCycle):
             self,
             args,
             model,
-            tokenizer,
+            processing_class,
             advantages=self.advantages,
             signals=self.signals,
             needs_kl=self.penalises_kl_in_reward,

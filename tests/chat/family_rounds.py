@@ -106,7 +106,7 @@ def play(member: Member, thought: str | None, parallel: bool) -> Episode:
         header = template.render(messages, SCHEMAS, True)
         whole = template.render([*messages, turn], SCHEMAS, False)
         assert whole.startswith(header)
-        ids = encode(bridge, whole[len(header) :].rstrip("\n"))
+        ids = encode(bridge, whole[len(header) :].rstrip("\n "))
         if ids[-1] not in bridge.stop_ids:  # the marker of the next role ends the turn
             ids.append(encode(bridge, "<|observation|>" if answers else "<|user|>")[0])
         script.append(ids)
@@ -123,7 +123,7 @@ def play(member: Member, thought: str | None, parallel: bool) -> Episode:
         number += count
     write({"role": "assistant", "content": "It is seven.", **extra}, [])
 
-    expected = encode(bridge, template.render(messages, SCHEMAS, False).rstrip("\n"))
+    expected = encode(bridge, template.render(messages, SCHEMAS, False).rstrip("\n "))
     expected += script[-1][-1:] if expected[-1] not in bridge.stop_ids else []
     generator = ScriptedGenerator([script])
     engine = RolloutEngine(generator, bridge, tools=TOOLS)
@@ -188,7 +188,7 @@ def table() -> str:
 
 def _row(member: Member) -> str:
     family = recognise(member.source)
-    cells = [member.name + (" (images: text only)" if member.images else ""), family.name, _own(member)]
+    cells = [member.name + (" (sees images)" if member.images else ""), family.name, _own(member)]
     if member in OTHERS:
         return f"| {' | '.join([*cells, 'refused', '', '', '', ''])} |\n"
     used = "its own" if renderer(member).choice.origin is Origin.OWN else f"`{family.training_template}`"

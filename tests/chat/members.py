@@ -1,6 +1,6 @@
 """Models whose own chat templates are at hand: in trl (Apache-2.0), a development dependency.
 
-Three are written here in short, because theirs are in no package. For conversations with a system prompt they write
+Four are written here in short, because theirs are in no package. For conversations with a system prompt they write
 the same text as the models' own, and Mistral's as mistral-common, as was checked when they were written. GLM-4.6 and
 4.7 are changes to GLM-4.5. Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its
 template as an added token.
@@ -162,6 +162,18 @@ _SMOLLM3 = """
 {%- endfor -%}
 {{- header if add_generation_prompt else '' -}}
 """
+INTERNVL = """
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '\\n' -}}
+    {%- if message.content is string -%}{{- message.content -}}{%- else -%}
+        {%- for block in message.content -%}
+            {{- '<IMG_CONTEXT>\\n' if block.type == 'image' else block.text -}}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}
+"""
 _GLM_4_6 = (("tc.arguments %}", "tc.arguments or {} %}"),)
 # Without `clear_thinking`, which is about turns in front of the last question.
 _GLM_4_7 = (
@@ -227,16 +239,18 @@ TOOL_USERS = (
     Member("SmolLM3, not thinking", "", "SmolLM3", variables=_QUIET, text=_SMOLLM3),
     Member("Mistral (v3, Tekken)", "", "Mistral", ("</s>",), text=_MISTRAL),
     Member("Qwen3-VL", "qwen3_vl", "Qwen3-VL", images=True),
+    Member("Qwen2-VL, Qwen2.5-VL", "qwen2_5_vl", "Qwen2-VL", images=True),
+    Member("Gemma 3", "gemma3", "Gemma 3", ("<eos>", "<end_of_turn>"), images=True),
+    Member("InternVL 3, 3.5", "", "InternVL", images=True, text=INTERNVL),
+    Member("LLaVA-NeXT", "llava_next", "LLaVA-NeXT", ("</s>",), images=True),
+    Member("SmolVLM, SmolVLM2", "smolvlm", "SmolVLM", ("<end_of_utterance>",), images=True),
+    Member("Idefics3", "idefics3", "SmolVLM", ("<end_of_utterance>",), images=True),
 )
-"""Models with tools, the most widely used first."""
+"""Models with tools, or with a training template that has them, the most widely used first."""
 
 OTHERS = (
     Member("Cohere 2 (Tiny Aya)", "cohere2", "Cohere 2", ("<|END_OF_TURN_TOKEN|>",)),
     Member("Phi-3", "phi3", "Phi-3", ("<|endoftext|>", "<|end|>")),
     Member("Phi-3.5", "phi3_5", "Phi-3", ("<|endoftext|>", "<|end|>")),
-    Member("Gemma 3", "gemma3", "Gemma 3", ("<eos>", "<end_of_turn>"), images=True),
-    Member("Qwen2-VL, Qwen2.5-VL", "qwen2_5_vl", "Qwen2-VL", images=True),
-    Member("LLaVA-NeXT", "llava_next", "LLaVA-NeXT", ("</s>",), images=True),
-    Member("SmolVLM, SmolVLM2", "smolvlm", "SmolVLM", ("<end_of_utterance>",), images=True),
 )
-"""Models whose own templates show no calls."""
+"""Models whose own templates show no calls, and that have no training template."""

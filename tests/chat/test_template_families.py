@@ -137,6 +137,8 @@ def shows_all(member, messages, tools):
         return all(len(made) == 1 for made in calls)
     if member.family.startswith("DeepSeek-V3"):  # it shows no tool definitions, and reasoning never
         return not tools and "reasoning" not in str(messages) and "<think>" not in str(messages)
+    if member.images and member.family != "Qwen3-VL":  # theirs show neither tools nor calls
+        return not tools and not calls and messages[-1]["role"] != "tool"
     if member.family == "Gemma 4":  # it shows no result that nothing asked for
         return calls or messages[-1]["role"] != "tool"
     if member.family == "SmolLM3":  # it shows no tools, and reasoning never

@@ -32,7 +32,7 @@ from agentrl.rollout.journal.values import digest, dumps, from_png, loads, pack_
 from agentrl.rollout.limits import Limits
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import fix_tokenizer
-from agentrl.types import Outcome, Sample, StepReward, Task, Trajectory
+from agentrl.types import Encoded, Outcome, Sample, StepReward, Task, Trajectory
 from tests.rollout.helpers import EOS, QUESTION, Counter, call, echo, renderer, run_and_close, tasks, turn
 
 
@@ -103,8 +103,8 @@ def any_turn(session: str, ids: list[int], params: SamplingParams) -> Sample | l
 class Describing(Renderer):
     """Renders an image as its size in words, so that the tests need no processor."""
 
-    def prompt_ids(self, prompt: Any, tools: Any) -> list[int]:
-        return super().prompt_ids(in_words(prompt), tools)
+    def encode_prompt(self, prompt: Any, tools: Any) -> Encoded:
+        return super().encode_prompt(in_words(prompt), tools)
 
     def continuation(self, prompt: Any, completion: Any, results: Any, sampled: Any, tools: Any) -> Continuation:
         return super().continuation(in_words(prompt), in_words(completion), in_words(results), sampled, tools)

@@ -35,7 +35,15 @@ def test_no_name_is_missing_and_the_additions_are_known(cls, count):
     documented = set(DOCUMENTED[cls.__name__])
     assert len(documented) == count
     added = {field.name for field in dataclasses.fields(cls)} - documented
-    own = {"reasoning", "dynamic_sampling_max_rounds", *TIMEOUTS, "tool_max_failures"}
+    own = {
+        "freeze_vision_tower",
+        "keep_images",
+        "max_image_pixels",
+        "reasoning",
+        "dynamic_sampling_max_rounds",
+        *TIMEOUTS,
+        "tool_max_failures",
+    }
     own |= {"environment_retries", "environment_retry_delay", "max_failure_rate", "failure_window"}
     own |= {"vllm_request_timeout"}
     own |= {"journal", "journal_keep_steps"}

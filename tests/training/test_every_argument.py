@@ -36,7 +36,6 @@ NOTHING_TO_DO = {
     "do_predict": "for scripts; transformers does not read it either",
     "local_rank": "deprecated in transformers, which takes the rank from the environment",
     "dataloader_pin_memory": "loaders give rows of a dataset, not tensors: there is nothing to pin",
-    "log_multimodal": "vision models are refused, so there is no image to leave out",
 }
 """Arguments that go unread because either value is satisfied."""
 

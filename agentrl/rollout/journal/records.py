@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -23,8 +23,10 @@ from agentrl.rollout.journal.schema import open_for_reading, rank_of
 from agentrl.rollout.journal.values import from_png, loads, unpack_ids, unpack_logprobs
 from agentrl.rollout.tools import tool_message
 from agentrl.types import (
+    Encoded,
     Failure,
     FinishReason,
+    ImageSpan,
     Limit,
     Message,
     Outcome,
@@ -36,6 +38,13 @@ from agentrl.types import (
     Trajectory,
     Turn,
 )
+
+Locate = Callable[[Sequence[Message], Sequence[int]], tuple[ImageSpan, ...]]
+"""From messages, and ids that show the last images of them, to where these stand."""
+
+
+def _no_images(messages: Sequence[Message], ids: Sequence[int]) -> tuple[ImageSpan, ...]:
+    return ()
 
 
 class State(StrEnum):
@@ -70,11 +79,20 @@ class TurnRecord:
     following: Continuation | None = None
     at: float = 0.0
 
-    def extend(self, conversation: Conversation) -> None:
-        """Give a conversation the turn and what followed it."""
+    def extend(self, conversation: Conversation, locate: Locate = _no_images) -> None:
+        """Give a conversation the turn and what followed it.
+
+        Args:
+            conversation: The conversation before the turn.
+            locate: Finds the images of what followed.
+        """
         conversation.add_sample(self.sample, self.message)
         answers = [tool_message(result) for result in self.turn.results] if self.shown else []
-        conversation.go_on(answers, self.following)
+        following = self.following
+        if following is not None:
+            messages = [*conversation.context, *answers] if following.forks else answers
+            following = replace(following, images=locate(messages, following.ids))
+        conversation.go_on(answers, following)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +181,12 @@ class RolloutRecord:
     turns: list[TurnRecord]
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def conversation(self) -> Conversation:
+    def conversation(self, locate: Locate = _no_images) -> Conversation:
         """The state of the conversation after the recorded turns."""
-        conversation = Conversation(self.prompt, self.prompt_ids)
+        images = () if isinstance(self.prompt, str) else locate(self.prompt, self.prompt_ids)
+        conversation = Conversation(self.prompt, Encoded(self.prompt_ids, images))
         for turn in self.turns:
-            turn.extend(conversation)
+            turn.extend(conversation, locate)
         return conversation
 
     def before(self, turn: int) -> RolloutRecord:
@@ -182,11 +201,16 @@ class RolloutRecord:
         turns = [replace(t, turn=replace(t.turn, listed_reward=None)) for t in self.turns[:turn]]
         return replace(self, summary=summary, turns=turns)
 
-    def trajectory(self) -> Trajectory:
-        """The trajectory as it was played; of a rollout that was cut off, as if it had been cancelled there."""
+    def trajectory(self, locate: Locate = _no_images) -> Trajectory:
+        """The trajectory as it was played; of a rollout that was cut off, as if it had been cancelled there.
+
+        Args:
+            locate: Finds images among ids that were rendered, as `Renderer.locate_images`; without it the messages have
+                their images and the rows have none, so that they cannot be trained on.
+        """
         summary = self.summary
         return trajectory_of(
-            self.conversation(),
+            self.conversation(locate),
             self.task,
             [record.turn for record in self.turns],
             Outcome.CANCELLED if summary.outcome is None else summary.outcome,
