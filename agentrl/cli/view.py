@@ -21,13 +21,7 @@ def view(
 ) -> None:
     """Show runs in the browser, live while they go on, or write a page as one file."""
     with mistakes_exit():
-        try:
-            import starlette as _  # noqa: F401
-            import uvicorn as _  # noqa: F401,F811
-        except ImportError:
-            if html is None:
-                typer.echo("Serving needs the extra: pip install 'agentrl[viewer]'. --html does not.", err=True)
-                raise typer.Exit(2) from None
+        from agentrl.errors import ConfigurationError
         from agentrl.viewer.shown import Shown
 
         shown = Shown(runs, tokenizer)
@@ -37,8 +31,10 @@ def view(
             written, all_ = write_page(shown, html, most=most)
             typer.echo(f"{html}: {all_} rollouts, {written} of them with their content")
             return
-        from agentrl.viewer.server import listen, serve
-
+        try:
+            from agentrl.viewer.server import listen, serve
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"{error}; serving needs pip install 'agentrl[viewer]', --html does not") from None
         with listen(port) as listening:
             address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
             typer.echo(f"{address}   (this machine only; Ctrl-C ends it)")

@@ -80,6 +80,7 @@ def make_app(shown: Shown) -> Starlette:
     one = "{source:int}/{rank:int}/{number:int}"
     routes = [
         Route("/", file),
+        Route("/favicon.ico", lambda request: Response(status_code=204)),
         Route("/static/{name}", file),
         Route("/api/runs", data(lambda request: shown.runs())),
         Route("/api/rollouts/{source:int}", data(rollouts)),

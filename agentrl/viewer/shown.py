@@ -72,7 +72,7 @@ class Shown:
         return self._image(source, digest) if source < len(self.indexes) else None
 
     def _record(self, source: int, rank: int, number: int) -> RolloutRecord | None:
-        if source >= len(self.indexes):
+        if source >= len(self.indexes) or number >= 2**63:  # SQLite has no larger numbers
             return None
         index = self.indexes[source]
         with index.lock:

@@ -10,8 +10,13 @@ function ticks(low, high) {
   const unit = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= rough);
   const values = [];
-  for (let n = Math.ceil(low / size - 1e-9); n * size <= high + size * 1e-9; n++) values.push(n * size);
+  for (let n = Math.ceil(low / size - 1e-9) || 0; n * size <= high + size * 1e-9; n++) values.push(n * size);
   return values;
+}
+
+/** A tick's value without zeros that say nothing. */
+function short(value) {
+  return (Math.abs(value) < 1e-3 && value ? value.toExponential(0) : String(Number(value.toPrecision(4)))).replace("-", "−");
 }
 
 /** A chart of series `{name, number, points: [[x, y], ...]}`; `note` explains what is shown. */
@@ -43,7 +48,7 @@ function plot(width, title, series, format, value, last) {
   const y = (v) => HEIGHT - BOTTOM - ((v - y0) / (y1 - y0)) * (HEIGHT - TOP - BOTTOM);
   const grid = ticks(y0, y1).map((v) => [
     svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(v), y2: y(v), class: "grid" }),
-    svg("text", { x: LEFT - 6, y: y(v) + 3.5, class: "tick", "text-anchor": "end" }, format(v)),
+    svg("text", { x: LEFT - 6, y: y(v) + 3.5, class: "tick", "text-anchor": "end" }, format === number ? short(v) : format(v)),
   ]);
   const steps = [...new Set([x0, x1])].map((v, i) =>
     svg("text", { x: x(v), y: HEIGHT - 5, class: "tick", "text-anchor": i ? "end" : "start" }, number(v)),

@@ -1,5 +1,5 @@
 // The conversation of a rollout: prompt, turns, calls with their answers.
-import { el, number, seconds, signed, visible } from "./dom.js";
+import { count, el, number, seconds, signed, visible } from "./dom.js";
 import { stackedBar } from "./chart.js";
 import { store } from "./store.js";
 
@@ -60,7 +60,7 @@ export function conversation(content, row) {
     ];
     const advantage = content.advantages.length > 1 ? content.advantages[i] : null;
     const facts = [
-      `${number(turn.stop - turn.start)} tokens`,
+      count(turn.stop - turn.start, "token"),
       `sampled in ${seconds(turn.seconds)}`,
       turn.finish === "stop" ? null : "cut by its length",
       `weights ${turn.weights_version}`,

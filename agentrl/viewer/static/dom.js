@@ -30,7 +30,7 @@ function setAll(element, attributes, children) {
     if (typeof value === "function") element.addEventListener(name, value);
     else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(Infinity).filter((child) => child || child === 0));
 }
 
 /** A number for reading: three digits, or whole from a thousand on. */
@@ -40,6 +40,11 @@ export function number(value) {
   if (Number.isInteger(value) || size >= 1000) return Math.round(value).toLocaleString("en").replaceAll(",", "\u2009");
   if (size < 0.001) return value.toExponential(1);
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3).replace("-", "−");
+}
+
+/** A number with its noun. */
+export function count(value, noun) {
+  return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 }
 
 /** A number with its sign. */
@@ -75,5 +80,5 @@ export function deviation(values) {
 
 /** Take the place of what an element holds. */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child || child === 0));
 }

@@ -1,5 +1,5 @@
 // The members of a group side by side.
-import { deviation, el, fill, mean, number, seconds, signed, visible } from "./dom.js";
+import { count, deviation, el, fill, mean, number, seconds, signed, visible } from "./dom.js";
 import { choices, ending, groupKey, groupOf, to } from "./filters.js";
 import { chosenRows } from "./list.js";
 import { store } from "./store.js";
@@ -15,14 +15,17 @@ export async function groupPage(main, key, params, go) {
   const least = Math.min(0, ...rewards);
   const most = Math.max(0, ...rewards);
   const facts = [
-    `${row.kind}, step ${row.step}`, `${members.length} rollouts`, row.environment && visible(row.environment),
+    `${row.kind}, step ${row.step}`, count(members.length, "rollout"), row.environment && visible(row.environment),
     `reward ${number(mean(rewards))} ± ${number(deviation(rewards))}`,
     rewards.length > 1 && deviation(rewards) < 1e-6 ? "all rewards are equal: nothing is learned from it" : null,
   ];
+  const task = el("div", { class: "task" });
+  store.content(key).then((content) => content && fill(task, content.prompt.map((one) => el("p", { class: "text", dir: "auto" }, said(one.blocks)))));
   const cards = members.map((one) => card(one, params, [least, most]));
   fill(
     main,
     el("div", { class: "title" }, el("h1", {}, "Group ", el("span", { class: "id" }, visible(row.group))), el("span", { class: "facts" }, facts.filter(Boolean).join(" · "))),
+    task,
     el("div", { class: "cards" }, cards),
   );
   const firsts = new Map();
@@ -49,7 +52,7 @@ function card(row, params, [least, most]) {
       el("span", { class: "who" }, `Member ${row.member}`, row.attempt ? ` (attempt ${row.attempt + 1})` : ""), el("span", { class: `badge ${state}` }, state)),
     el("div", { class: "score" }, el("span", {}, "reward ", el("b", {}, number(row.reward))), el("span", { class: row.advantage > 0 ? "up" : row.advantage < 0 ? "down" : "" }, `advantage ${signed(row.advantage)}`)),
     bar,
-    el("div", { class: "facts" }, `${number(row.turns)} turns · ${number(row.sampled)} tokens · ${row.failed ? `${row.failed} of ${row.calls} calls failed` : `${row.calls} calls`} · ${seconds(row.seconds)}`),
+    el("div", { class: "facts" }, [count(row.turns, "turn"), count(row.sampled, "token"), row.failed ? `${row.failed} of ${count(row.calls, "call")} failed` : count(row.calls, "call"), seconds(row.seconds)].join(" · ")),
     body);
 }
 
