@@ -9,6 +9,7 @@ import math
 import random
 import sqlite3
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ from agentrl.types import (
 )
 
 TOKENIZER = qwen_like_tokenizer("compact")
+
+
+def finish(coroutine: Any) -> None:
+    """Run a coroutine in a thread of its own: that of a test with a browser has a loop already."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, coroutine).result()
 
 
 def encode(text: str) -> list[int]:
@@ -89,7 +96,7 @@ async def play(
 
 def fill(folder: Path, *, steps: int, groups: int, members: int = 8, seed: int = 0, rate: float = 0.04) -> Path:
     """A run of a game of additions whose reward rises, with failures of all kinds now and then."""
-    asyncio.run(_fill(folder, steps, groups, members, random.Random(seed), rate))
+    finish(_fill(folder, steps, groups, members, random.Random(seed), rate))
     _spread_in_time(folder, random.Random(seed))
     TOKENIZER.save_pretrained(folder)
     return folder
@@ -181,10 +188,5 @@ def run_of(folder: Path, *rollouts: Any, info: dict[str, Any] | None = None) -> 
             await rollout(journal, Task("g", number, 7))
         journal.close()
 
-    asyncio.run(enter())
+    finish(enter())
     return folder
-
-
-def arguments_of(text: str) -> Any:
-    """Arguments as a parser reads them; NaN is not refused there."""
-    return json.loads(text)
