@@ -67,8 +67,8 @@ def content(record: RolloutRecord, *, full: bool = False) -> dict[str, Any]:
 def served_png(blob: bytes) -> bytes | None:
     """An image as a PNG that was decoded and encoded again, None if it is not an image or too large."""
     try:
-        with Image.open(io.BytesIO(blob), formats=["PNG"]) as image:
-            if image.width * image.height > MOST_PIXELS:
+        with Image.open(io.BytesIO(blob), formats=["PNG"]) as unread:
+            if unread.width * unread.height > MOST_PIXELS:
                 return None
         image = from_png(blob)
         image.info.clear()

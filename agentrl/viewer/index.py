@@ -25,7 +25,7 @@ COLUMNS = (
     *("state", "outcome", "limit", "failure", "reward", "advantage", "turns", "sampled"),
     *("calls", "failed", "timed_out", "tools", "sampling", "calling", "started", "ended"),
 )
-"""What a row has. `sampling` and `calling` are seconds: spent sampling, and waiting for the slowest call of each turn."""
+"""What a row has. `sampling` and `calling` are seconds: spent sampling, and in the slowest call of each turn."""
 
 RECENT = 2000
 """So many of the newest rollouts are looked at again: their rewards and advantages come after they ended."""

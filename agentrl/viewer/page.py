@@ -95,9 +95,9 @@ def _page(data: dict[str, Any]) -> str:
     )
     # In JSON, `<` occurs in strings only. Escaped, nothing in them ends the script element.
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = read_file("index.html")
+    page, charset = read_file("index.html"), '<meta charset="utf-8">'
     for old, new in [
-        ('<meta charset="utf-8">', f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        (charset, f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         ('<link rel="stylesheet" href="/static/viewer.css">', f"<style>{style}</style>"),
         (
             '<script type="module" src="/static/main.js"></script>',

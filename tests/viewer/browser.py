@@ -42,7 +42,9 @@ def open_page(browser: Any, address: str, **options: Any) -> tuple[Any, list[str
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: (complaints.append("dialog"), dialog.dismiss()))
-    page.on("request", lambda request: None if request.url.startswith((own, "data:")) else complaints.append(request.url))
+    page.on(
+        "request", lambda request: None if request.url.startswith((own, "data:")) else complaints.append(request.url)
+    )
     page.goto(address)
     page.wait_for_selector("html[data-ready]", state="attached")
     return page, complaints

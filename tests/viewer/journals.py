@@ -106,9 +106,13 @@ def _spread_in_time(folder: Path, draw: random.Random) -> None:
     """Let rollouts take as long as their turns say, and ten seconds pass from step to step."""
     with contextlib.closing(sqlite3.connect(folder / "_rollouts.db")) as connection, connection:
         [base] = connection.execute("SELECT started FROM runs").fetchone()
-        for number, step in connection.execute("SELECT r.id, step FROM rollouts r JOIN windows w ON w.id = window").fetchall():
+        for number, step in connection.execute(
+            "SELECT r.id, step FROM rollouts r JOIN windows w ON w.id = window"
+        ).fetchall():
             started = at = base + 10 * step + draw.random()
-            for turn, seconds, results in connection.execute("SELECT number, seconds, results FROM turns WHERE rollout = ?", [number]).fetchall():
+            for turn, seconds, results in connection.execute(
+                "SELECT number, seconds, results FROM turns WHERE rollout = ?", [number]
+            ).fetchall():
                 at += seconds + sum(result["seconds"] for result in json.loads(results)) + 0.3 * draw.random()
                 connection.execute("UPDATE turns SET at = ? WHERE rollout = ? AND number = ?", [at, number, turn])
             connection.execute("UPDATE rollouts SET started = ?, ended = ? WHERE id = ?", [started, at + 0.1, number])
@@ -125,7 +129,9 @@ async def _fill(folder: Path, steps: int, groups: int, members: int, draw: rando
         # Entered in their order: a rollout's number depends on it.
         played = await asyncio.gather(*games)
         rewards = [t.reward if t.outcome.is_signal else None for t in played]
-        journal.add_rewards(played, ["Game", "brief"], [[r, None if r is None else 0.1 * draw.random()] for r in rewards])
+        journal.add_rewards(
+            played, ["Game", "brief"], [[r, None if r is None else 0.1 * draw.random()] for r in rewards]
+        )
         for first in range(0, len(played), members):
             given = [r or 0.0 for r in rewards[first : first + members]]
             middle = sum(given) / members
@@ -151,6 +157,7 @@ def _game(journal: Journal, task: Task, draw: random.Random, skill: float, step:
     call = ToolCall("call_0", "add", {"a": a, "b": b if not failed else str(b)})
     told = "TypeError: unsupported operand type(s) for +: 'int' and 'str'" if failed else str(a + b)
     result = ToolResult(call, told, failed=failed, seconds=draw.expovariate(4))
+
     def likely(ids: list[int]) -> list[float]:
         return [-draw.expovariate(4 + 10 * skill) for _ in ids]
 

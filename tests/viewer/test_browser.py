@@ -91,7 +91,8 @@ def test_filters_and_keys_and_addresses(browser: Any, address: str) -> None:
     assert page.locator("a.line[aria-selected=true]").get_attribute("href").startswith(second)
     page.keyboard.press("Enter")
     page.wait_for_selector(".page.rollout")
-    assert page.url.split("#")[1].split("?")[0] == second[1:] and "max=0.5" in page.url
+    assert page.url.split("#")[1].split("?")[0] == second[1:]
+    assert "max=0.5" in page.url
     page.keyboard.press("j")
     page.wait_for_url(lambda url: second not in url)
     page.keyboard.press("g")
@@ -129,12 +130,20 @@ def test_hostile_content_is_harmless(browser: Any, one_file: bool, tmp_path: Pat
     folder = hostile(tmp_path)
     with served(folder) as address:
         page, complaints = open_page(browser, in_one_file(tmp_path, folder) if one_file else address)
-        for hash_ in ("rollouts", "rollouts?text=%3Cscript%3E", "group/0/0/1", "rollout/0/0/1", "rollout/0/0/1?tab=task"):
+        for hash_ in (
+            "rollouts",
+            "rollouts?text=%3Cscript%3E",
+            "group/0/0/1",
+            "rollout/0/0/1",
+            "rollout/0/0/1?tab=task",
+        ):
             settled(page, f"#/{hash_}")
             assert page.locator("main script, main [onerror], main [onload]").count() == 0
         settled(page, "#/rollout/0/0/1")
         text = page.locator(".message.model .text").first.inner_text()
-        assert "<script>alert(1)</script>" in text and "␀␛[31m" in text and "⟨U+202E⟩evil⟨U+202C⟩" in text
+        assert "<script>alert(1)</script>" in text
+        assert "␀␛[31m" in text
+        assert "⟨U+202E⟩evil⟨U+202C⟩" in text
         assert page.locator(".message img").count() == 1
         settled(page, "#/rollout/0/0/2?full=1")
         shown = page.evaluate("document.querySelector('.message.model .text').textContent.length")

@@ -30,7 +30,9 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)></script><!-- \x00\
 
 
 def call(**values: Any) -> ToolResult:
-    return ToolResult(ToolCall("c", values.pop("name", "look"), values.pop("arguments", {})), **{"content": "", **values})
+    return ToolResult(
+        ToolCall("c", values.pop("name", "look"), values.pop("arguments", {})), **{"content": "", **values}
+    )
 
 
 def hostile(folder: Path) -> Path:
@@ -80,7 +82,8 @@ def test_a_rollout_is_shown_as_it_was_played(folder: Path) -> None:
     assert row["sampled"] == sum(content["rows"][0]["mask"])
     assert row["reward"] == pytest.approx(sum(content["rewards"].values()))
     assert row["calling"] == pytest.approx(content["turns"][0]["results"][0]["seconds"], abs=1e-4)
-    assert row["tools"] == ["add"] and row["advantage"] == content["advantages"][0]
+    assert row["tools"] == ["add"]
+    assert row["advantage"] == content["advantages"][0]
     [part] = content["rows"]
     assert len(part["ids"]) == len(part["mask"]) == len(part["logprobs"])
     texts = web.get(f"/api/tokens/0/0/{row['id']}").json()
@@ -98,7 +101,9 @@ def test_text_is_searched_for_as_it_is_written(tmp_path: Path) -> None:
     index = Index(run_of(tmp_path, said, said, said))
     found = {text: [number for _, number in index.search(text)] for text in ('"quoted"', "100%", "0%u", "r_s", "e\nb")}
     assert found == {'"quoted"': [1], "100%": [1], "0%u": [], "r_s": [1], "e\nb": [2]}
-    assert index.search("É") == [] and index.search("NOTHING") == [(0, 3)] and index.search("\ud800") == []
+    assert index.search("É") == []
+    assert index.search("NOTHING") == [(0, 3)]
+    assert index.search("\ud800") == []
 
 
 def test_weights_of_rewards_count_and_those_of_turns(tmp_path: Path) -> None:
@@ -150,7 +155,8 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.
     with sqlite3.connect(tmp_path / "_rollouts.db") as connection:
         connection.execute("DELETE FROM rollouts WHERE id = 1")
     fourth = index.changes(third["epoch"], third["version"])
-    assert fourth["epoch"] != third["epoch"] and list(outcomes(fourth)) == [2]
+    assert fourth["epoch"] != third["epoch"]
+    assert list(outcomes(fourth)) == [2]
 
 
 def test_what_was_logged_again_after_resuming_counts_once(tmp_path: Path) -> None:
@@ -164,7 +170,12 @@ def test_what_was_logged_again_after_resuming_counts_once(tmp_path: Path) -> Non
 
 def test_other_hosts_get_nothing(folder: Path) -> None:
     web = client(folder)
-    for host, status in [("127.0.0.1:8910", 200), ("localhost:9", 200), ("evil.example", 400), ("127.0.0.1.evil.example:8910", 400)]:
+    for host, status in [
+        ("127.0.0.1:8910", 200),
+        ("localhost:9", 200),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example:8910", 400),
+    ]:
         answer = web.get("/api/runs", headers={"host": host})
         assert answer.status_code == status, host
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
@@ -172,10 +183,11 @@ def test_other_hosts_get_nothing(folder: Path) -> None:
         assert "access-control-allow-origin" not in answer.headers
     assert web.post("/api/runs").status_code == 405
     with listen(0) as listening:
-        assert listening.getsockname()[0] == "127.0.0.1"
+        host, port = listening.getsockname()
+        assert host == "127.0.0.1"
+        listening.listen()
         with pytest.raises(ConfigurationError, match="--port"):
-            listening.listen()
-            listen(listening.getsockname()[1])
+            listen(port)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +196,12 @@ def test_other_hosts_get_nothing(folder: Path) -> None:
         *("/static/../index.py", "/static/..%2f..%2fcli%2fmain.py", "/static/%2e%2e/page.py", "/static//etc/passwd"),
         *("/api/image/0/..%2f_rollouts.db", "/api/image/0/_rollouts.db", "/api/rollout/0/0/-1", "/api/rollout/9/0/1"),
         *("/api/rollout/0/9/1", "/api/rollouts/0?version=x", "/api/rollouts/7", "/api/logs/7", "/_rollouts.db"),
-        *("/api/tokens/0/0/99999", "/api/search/7?text=a", "/api/image/7/a", "/api/rollout/0/0/99999999999999999999999"),
+        *(
+            "/api/tokens/0/0/99999",
+            "/api/search/7?text=a",
+            "/api/image/7/a",
+            "/api/rollout/0/0/99999999999999999999999",
+        ),
     ],
 )
 def test_no_path_and_nothing_else_can_be_asked_for(folder: Path, path: str) -> None:
@@ -195,14 +212,17 @@ def test_hostile_content_stays_data(tmp_path: Path) -> None:
     """Script tags, control characters, surrogates, NaN, 5 MB of text and broken images."""
     web = client(hostile(tmp_path))
     listed = web.get("/api/rollouts/0")
-    assert listed.headers["content-type"] == "application/json" and len(listed.json()["rows"]) == 3
+    assert listed.headers["content-type"] == "application/json"
+    assert len(listed.json()["rows"]) == 3
     evil = web.get("/api/rollout/0/0/1").json()
     assert evil["turns"][0]["message"]["blocks"] == [{"text": EVIL, "more": 0}]
     assert evil["turns"][0]["results"][0]["name"] == EVIL
     image = web.get(f"/api/image/0/{evil['prompt'][0]['blocks'][1]['image']}")
-    assert image.headers["content-type"] == "image/png" and Image.open(io.BytesIO(image.content)).size == (4, 3)
+    assert image.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(image.content)).size == (4, 3)
     short = web.get("/api/rollout/0/0/2")
-    assert len(short.content) < 100_000 and short.json()["turns"][0]["message"]["blocks"][0]["more"] == 4_980_003
+    assert len(short.content) < 100_000
+    assert short.json()["turns"][0]["message"]["blocks"][0]["more"] == 4_980_003
     assert len(web.get("/api/rollout/0/0/2?full").content) > 5_000_000
     broken = web.get("/api/rollout/0/0/3").json()
     assert web.get(f"/api/image/0/{broken['prompt'][0]['blocks'][0]['image']}").status_code == 404
@@ -215,8 +235,11 @@ def test_one_file_holds_hostile_data_and_nothing_of_others(tmp_path: Path) -> No
     text = file.read_text(encoding="utf-8")
     assert text.count("<script") == text.count("</script>") == 2
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
-    assert sorted(data["contents"]) == ["0/0/2", "0/0/3"] and len(data["rollouts"][0]["rows"]) == 3
-    assert "default-src 'none'" in text and "src=\"/" not in text and "href=\"/" not in text
+    assert sorted(data["contents"]) == ["0/0/2", "0/0/3"]
+    assert len(data["rollouts"][0]["rows"]) == 3
+    assert "default-src 'none'" in text
+    assert 'src="/' not in text
+    assert 'href="/' not in text
 
 
 def test_the_modules_make_one_script() -> None:
@@ -238,7 +261,10 @@ def test_the_modules_make_one_script() -> None:
 def test_the_command_writes_a_file_and_names_mistakes(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     result = CliRunner().invoke(app, ["view", str(folder), "--html", str(out), "--most", "3"])
-    assert result.exit_code == 0 and "16 rollouts, 3 of them" in result.stdout and out.exists()
+    assert result.exit_code == 0
+    assert "16 rollouts, 3 of them" in result.stdout
+    assert out.exists()
     for arguments, message in [([str(tmp_path)], "no journal"), ([str(folder)] * 2, "twice")]:
         result = CliRunner().invoke(app, ["view", *arguments])
-        assert result.exit_code == 2 and message in result.stderr
+        assert result.exit_code == 2
+        assert message in result.stderr

@@ -225,7 +225,7 @@ class Records:
         path: The run's folder, or one journal.
 
     Attributes:
-        journals: The open journal of each process, for questions that this module has no answer to.
+        journals: The open journal of each process.
 
     Raises:
         ConfigurationError: There is no journal, or it cannot be read.
@@ -346,14 +346,7 @@ def read_summaries(
 def read_rollout(
     connection: sqlite3.Connection, number: int, *, rank: int = 0, image: Callable[[str], Any] | None = None
 ) -> RolloutRecord | None:
-    """Read one rollout with its turns, None if there is none of that number.
-
-    Args:
-        connection: The journal.
-        number: Which one.
-        rank: The process that the journal is of.
-        image: Makes what stands for an image out of its digest; default: the image.
-    """
+    """Read one rollout with its turns, None if there is none of that number; `image` stands in for images."""
     summaries = read_summaries(connection, {"r.id = ?": number}, rank=rank)
     if not summaries:
         return None
