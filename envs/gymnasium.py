@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
-from agentrl.envs import spaces
 from gymnasium import spaces as gym_spaces
 
+from agentrl.envs import spaces
 from agentrl.errors import ConfigurationError, EnvironmentFailure, EpisodeDone
 
 DESCRIPTION = "Take one step in the environment."

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from agentrl.envs.gymnasium import Gymnasium
 from tiny_agent.agents import walking_agent
 
 from agentrl import GRPOConfig, GRPOTrainer
+from agentrl.envs.gymnasium import Gymnasium
 
 lake = Gymnasium(
     "FrozenLake-v1",

@@ -7,8 +7,8 @@ An environment is a class (or any factory) whose instances have
   the last user message, or the user message itself when the dataset has no prompt), content blocks (the
   same, with images) or whole messages (appended);
 - `get_reward()`, optional: the reward of the episode just played, a finite number, or None where it does
-  not apply; or a list with one number for each sampled turn. It is given the number of turns as `turns` if its
-  signature takes that;
+  not apply; or a list with one number for each sampled turn. It is given what its signature takes of `turns`, the
+  number of turns, and `answer`, the text of the model's final answer (None if the episode ended otherwise);
 - `close()`, optional: frees what the instance holds, called once;
 - tools: every other public method written in the class or a parent. Static and class methods, properties,
   attributes and names that begin with an underscore are not offered to the model;
@@ -59,6 +59,9 @@ __all__ = [
 NOT_FOR_RESET = frozenset({"prompt", "environment"})
 """Dataset columns that agentrl itself consumes."""
 
+REWARD_PARAMETERS = frozenset({"turns", "answer"})
+"""What `get_reward` may ask for."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnvironmentSpec:
@@ -71,7 +74,7 @@ class EnvironmentSpec:
         described: Whether it has `tool_schemas`.
         reset_parameters: The parameters of `reset`.
         has_reward: Whether it owns a reward.
-        counts_turns: Whether its `get_reward` takes the number of turns.
+        reward_parameters: What its `get_reward` takes of `REWARD_PARAMETERS`.
         replayable: Whether an instance, given the same seed and the same calls, does the same again.
     """
 
@@ -80,7 +83,7 @@ class EnvironmentSpec:
     tools: Mapping[str, Tool]
     reset_parameters: Mapping[str, inspect.Parameter]
     has_reward: bool
-    counts_turns: bool = False
+    reward_parameters: frozenset[str] = frozenset()
     described: bool = False
     replayable: bool = False
 
@@ -99,9 +102,9 @@ class EnvironmentSpec:
             )
         get_reward = getattr(instance, "get_reward", None)
         parameters = inspect.signature(get_reward).parameters if callable(get_reward) else {}
-        if wanted := [name for name in _required(parameters) if name != "turns"]:
+        if wanted := [name for name in _required(parameters) if name not in REWARD_PARAMETERS]:
             raise ToolDefinitionError(
-                f"{class_name}.get_reward is called without arguments (but for `turns`) and needs {wanted}"
+                f"{class_name}.get_reward is called without arguments (but for `turns` and `answer`) and needs {wanted}"
             )
         described = _has_described_tools(instance)
         tools = environment_tools(instance)
@@ -112,7 +115,7 @@ class EnvironmentSpec:
             described=described,
             reset_parameters=inspect.signature(instance.reset).parameters,
             has_reward=callable(get_reward),
-            counts_turns="turns" in parameters,
+            reward_parameters=REWARD_PARAMETERS & parameters.keys(),
             replayable=getattr(instance, "replayable", False) is True,
         )
 
@@ -149,7 +152,8 @@ def described_tools(instance: Any) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for description in instance.tool_schemas:
         tool = Tool.from_schema(description, _caller(instance))
-        if tool.name in tools or callable(getattr(type(instance), tool.name, None)):
+        method = tool.name not in RESERVED_NAMES and callable(getattr(type(instance), tool.name, None))
+        if tool.name in tools or method:
             raise ToolDefinitionError(f"{owner}.tool_schemas has a second tool called {tool.name!r}")
         tools[tool.name] = replace(tool, function=_caller(instance, tool.name), owner=owner, instance=instance)
     return tools

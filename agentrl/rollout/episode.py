@@ -130,7 +130,7 @@ class Episode:
     async def _play(self) -> Trajectory:
         try:
             outcome, limit = await self._play_in_time()
-            reward = await self._score() if outcome.is_signal else None
+            reward = await self._score(outcome) if outcome.is_signal else None
         except _EnvironmentError as failure:
             return await self._failed(failure.error)
         except EnvironmentFailure as error:
@@ -289,12 +289,14 @@ class Episode:
         if self.environment is not None and self.stage.environments is not None:
             self.stage.environments.retire(self.environment)
 
-    async def _score(self) -> float | None:
+    async def _score(self, outcome: Outcome) -> float | None:
         pool, self.phase = self.stage.environments, "get_reward"
         if pool is None:
             return None
+        # Sampled content is text.
+        answer = self.conversation.messages[-1].get("content") or "" if outcome is Outcome.FINISHED else None
         try:
-            reward = await pool.get_reward(self.environment, turns=len(self.turns))
+            reward = await pool.get_reward(self.environment, turns=len(self.turns), answer=answer)
         except RewardError:
             raise
         except Exception as error:

@@ -145,12 +145,21 @@ class EnvironmentPool:
             observation = await call(instance.reset, self._threads, **arguments)
         return apply_observation(task.prompt, observation, spec.class_name)
 
-    async def get_reward(self, instance: Any, *, turns: int = 0) -> float | list[float] | None:
-        """The reward of the episode that a leased instance has played in `turns` turns; None if it owns none."""
+    async def get_reward(
+        self, instance: Any, *, turns: int = 0, answer: str | None = None
+    ) -> float | list[float] | None:
+        """The reward of the episode that a leased instance has played, None if it owns none.
+
+        Args:
+            instance: The instance.
+            turns: How many turns were sampled.
+            answer: What the model said in the end, None if it was cut short or the environment ended the episode.
+        """
         spec = self._leased_spec(instance)
         if not spec.has_reward:
             return None
-        arguments = {"turns": turns} if spec.counts_turns else {}
+        offered = {"turns": turns, "answer": answer}
+        arguments = {name: offered[name] for name in spec.reward_parameters}
         async with deadline(self._timeout, f"{spec.class_name}.get_reward", _SETTING):
             reward = await call(instance.get_reward, self._threads, **arguments)
         return read_reward(reward, spec.class_name, turns)

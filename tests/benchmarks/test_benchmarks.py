@@ -93,6 +93,14 @@ def test_tool_overlap_against_trl(run):
 
 
 @pytest.mark.slow
+def test_sandbox(run):
+    code, lines = run("sandbox.py", "--quick")
+    assert code == 0
+    assert {line.split()[0] for line in lines} >= {"docker", "local"}
+    assert all("rollouts a minute" in " ".join(lines) or "left out" in line for line in lines)
+
+
+@pytest.mark.slow
 def test_time_to_reward(run):
     pytest.importorskip("trl")
     code, lines = run("time_to_reward.py", "--quick", "--seeds", "0")

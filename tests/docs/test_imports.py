@@ -30,8 +30,8 @@ MAY_IMPORT = {
     "viewer": BELOW_TRAINING,
     "cli": BELOW_TRAINING | {"training", "viewer"},
     "testing": BELOW_TRAINING,
-    "envs": BELOW_TRAINING,
     "tools": BELOW_TRAINING,
+    "envs": BELOW_TRAINING | {"tools"},
 }
 
 

@@ -2,13 +2,15 @@
 
 The blocks of one file share a namespace, in order. What a reader would run with a pretrained model for a long time
 runs here with a tiny random one for a step: the model's name becomes a folder, and the two configuration classes
-cap the number of steps and of tokens. Nothing else is changed.
+cap the number of steps and of tokens. A server's address becomes that of one started here. Nothing else is changed.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,18 @@ import pytest
 import agentrl
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import qwen_like_tokenizer
+from tests.envs.servers import Nursery
+from tests.envs.stub_openenv import stub_server
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODEL = "Qwen/Qwen3-0.6B"
+OPENENV = "http://127.0.0.1:8000"
+ORS = "http://127.0.0.1:8080"
 MOST_UNRUN = 3
+
+NEEDED = {"sandboxes.md": ["bwrap"]}
+"""Programs without which the blocks of a file cannot run."""
 
 _BLOCK = re.compile(r"(?:<!--\s*not run:(?P<reason>[^>]*)-->\s*\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
 
@@ -73,14 +82,38 @@ def _shortened(init: Callable[..., None]) -> Callable[..., None]:
     return short_init
 
 
+@pytest.fixture(scope="module")
+def openenv_url() -> Iterator[str]:
+    with stub_server() as stub:
+        yield stub.url
+
+
+@pytest.fixture(scope="module")
+def ors_url() -> Iterator[str]:
+    """A real server; where there is none, the pages that need it are skipped."""
+    nursery = Nursery("ors_server.py")
+    yield nursery.start("guess").url
+    nursery.close()
+
+
 @pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize("path", with_blocks(), ids=lambda path: path.name)
-def test_the_blocks_of_a_file_run(path: Path, model_folder: str) -> None:
+def test_the_blocks_of_a_file_run(
+    path: Path, model_folder: str, openenv_url: str, request: pytest.FixtureRequest
+) -> None:
+    for program in NEEDED.get(path.name, ()):
+        if shutil.which(program) is None and os.environ.get("AGENTRL_REQUIRE_SERVICES") != "1":
+            pytest.skip(f"{program} is not installed")
+    urls = {OPENENV: openenv_url}
+    if ORS in path.read_text(encoding="utf-8"):
+        urls[ORS] = request.getfixturevalue("ors_url")
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(path):
         if block.reason is None:
             # Empty lines in front make the line numbers of errors those of the file.
             source = "\n" * (block.line - 1) + block.code.replace(MODEL, model_folder)
+            for printed, url in urls.items():
+                source = source.replace(printed, url)
             exec(compile(source, str(path), "exec"), namespace)
 
 

@@ -9,10 +9,10 @@ import gymnasium as gym
 import jsonschema
 import numpy as np
 import pytest
-from agentrl.envs import spaces
-from agentrl.envs.gymnasium import Gymnasium
 from gymnasium import spaces as gym_spaces
 
+from agentrl.envs import spaces
+from agentrl.envs.gymnasium import Gymnasium
 from agentrl.errors import ConfigurationError
 from agentrl.types import Outcome
 from tests.envs.scripts import play

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from agentrl.envs.mcp import MCP
 
+from agentrl.envs.mcp import MCP
 from agentrl.errors import ConfigurationError
 from agentrl.types import Outcome
 from tests.envs.scripts import play

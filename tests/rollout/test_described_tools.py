@@ -76,6 +76,20 @@ def test_a_task_has_tools_of_its_own_after_reset():
     assert "there is no tool named 'look'" in other.turns[0].results[0].content
 
 
+class Browser(Remote):
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def test_a_tool_may_have_the_name_of_a_method_that_is_none():
+    """A server may well offer `close`; it is the server's, and the environment's own is not called for it."""
+    trajectory = play(Browser, [turn(call("close")), turn("ok")], tool="close")
+    assert trajectory.turns[0].results[0].content == "close of this task"
+    assert Browser.closed == 1
+
+
 def test_their_arguments_are_checked_against_the_schema():
     trajectory = play(Remote, [turn(call("add", '{"amount": "much"}')), turn("ok")])
     assert trajectory.turns[0].results[0].failed

@@ -501,3 +501,37 @@ def test_h13_a_failed_rollout_is_an_empty_row_without_a_reward():
     trajectories = play(script, rows, environments=Odd, failures=FailurePolicy(retries=0))
     assert [t.completion_ids == [] for t in trajectories] == [False, True, False]
     assert [t.reward for t in trajectories] == [1.0, None, 0.0]
+
+
+# What `get_reward` may ask for ------------------------------------------------------------------------------
+
+
+class Graded(Counter):
+    answers: list = []  # noqa: RUF012 - each test resets it
+
+    def get_reward(self, turns, answer):
+        type(self).answers.append((turns, answer))
+        return 1.0
+
+
+class EndsItself(Graded):
+    @property
+    def done(self):
+        return self.counter > 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "script", "limits", "seen"),
+    [
+        (Graded, CALL_THEN_ANSWER, None, (2, "ok")),
+        (Graded, [turn("")], None, (1, "")),
+        (Graded, [turn("o")[:1]], None, (1, None)),
+        (Graded, CALL_THEN_ANSWER, Limits(max_tool_iterations=0), (1, None)),
+        (EndsItself, CALL_THEN_ANSWER, None, (1, None)),
+    ],
+    ids=["answered", "answered with nothing", "cut by length", "cut by a limit", "ended by the environment"],
+)
+def test_get_reward_is_given_the_final_answer_if_there_is_one(environment, script, limits, seen):
+    Graded.answers = []
+    play(script, tasks(1), environments=environment, limits=limits)
+    assert Graded.answers == [seen]

@@ -1,0 +1,94 @@
+"""What comes of the ways in which servers fail: rows that tests play, and a table in the documentation made of them.
+
+A page of the documentation has the table between the comments `<!-- failures: NAME -->` and `<!-- end -->`. The rows
+that the tests of NAME play are its only source:
+
+    python -m tests.envs.test_openenv_failures    # writes them into the page
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.testing.invariants import assert_row_invariants
+from agentrl.types import Outcome, Trajectory
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+_ROLLOUT = {Outcome.ENV_FAILURE: "environment failure"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to fail, and what the test that plays it asserts.
+
+    Attributes:
+        event: What happens to one of several rollouts.
+        outcome: How that one ends.
+        says: Words of its failure, or of what the model is told if it goes on; empty if nobody is told anything.
+        how: For the test that plays it.
+    """
+
+    event: str
+    outcome: Outcome
+    says: str
+    how: Any = None
+
+    @property
+    def name(self) -> str:
+        """For the test's id."""
+        return re.sub(r"\W+", "-", self.event).strip("-")
+
+
+def assert_came_true(row: Row, hit: Trajectory, others: Sequence[Trajectory], reward: float, sessions: int) -> None:
+    """Assert what the table says.
+
+    Args:
+        row: What was played.
+        hit: The rollout that it happened to.
+        others: Further rollouts, at the same time and afterwards.
+        reward: What each of them must have earned.
+        sessions: How many sessions (containers, ...) there were in the end.
+    """
+    assert hit.outcome is row.outcome, (hit.outcome, hit.failure)
+    told = [str(result.content) for turn in hit.turns for result in turn.results]
+    said = hit.failure.error if hit.failure is not None else " ".join(told)
+    assert row.says in said, said
+    assert (hit.failure is None) == hit.outcome.is_signal
+    assert hit.outcome.is_signal or hit.reward is None
+    for trajectory in others:
+        assert_row_invariants(trajectory)
+        assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, reward), trajectory.failure
+    assert others
+    assert sessions == 0
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown."""
+    lines = ["| what happens | the rollout | it is told | the run | sessions left |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        says = f"… {row.says} …" if row.says else ""
+        lines.append(f"| {row.event} | {_ROLLOUT.get(row.outcome, 'goes on')} | {says} | goes on | 0 |")
+    return "\n".join(lines)
+
+
+def assert_documented(page: str, name: str, rows: Sequence[Row]) -> None:
+    """Assert that a page of the documentation has the table of these rows."""
+    found = _between(name).search((DOCS / page).read_text(encoding="utf-8"))
+    assert found is not None, f"docs/{page} has no table of the failures of {name}"
+    assert found["table"].strip() == table(rows), f"docs/{page} is not what the tests assert; write it anew"
+
+
+def write(page: str, name: str, rows: Sequence[Row]) -> None:
+    """Write the table of these rows into a page of the documentation."""
+    path = DOCS / page
+    text = path.read_text(encoding="utf-8")
+    path.write_text(_between(name).sub(lambda m: f"{m['start']}\n{table(rows)}\n{m['end']}", text), encoding="utf-8")
+
+
+def _between(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?P<start><!-- failures: {name} -->)\n(?P<table>.*?)(?P<end><!-- end -->)", re.S)
