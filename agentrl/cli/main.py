@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from agentrl.cli import replay, templates
+from agentrl.cli import replay, templates, view
 
 app = typer.Typer(
     help="Train language-model agents by reinforcement learning in real environments.",
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.add_typer(templates.app, name="templates")
 app.command()(replay.replay)
 app.command()(replay.export)
+app.command()(view.view)
 
 
 @app.callback()

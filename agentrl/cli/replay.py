@@ -17,7 +17,7 @@ Run = Annotated[Path, typer.Argument(help="The run's output_dir, or its _rollout
 
 
 @contextmanager
-def _mistakes() -> Iterator[None]:
+def mistakes_exit() -> Iterator[None]:
     """A mistake of whoever typed the command ends it with 2."""
     from agentrl.errors import ConfigurationError
 
@@ -48,7 +48,7 @@ def replay(
         typer.echo("--from-turn and --model go together: the model samples from that turn.", err=True)
         raise typer.Exit(2)
     difference: Difference | None = None
-    with _mistakes(), Records(run) as records:
+    with mistakes_exit(), Records(run) as records:
         record = records.rollout(RolloutKey.parse(rollout))
         factory = load_environment(env)
         if from_turn is None or model is None:
@@ -80,7 +80,7 @@ def export(
     from agentrl.rollout.journal.export import export as write
     from agentrl.rollout.journal.records import Records
 
-    with _mistakes(), Records(run) as records:
+    with mistakes_exit(), Records(run) as records:
         count = write(records, to, run=only_run)
     typer.echo(f"{count} rollouts written to {to}")
 

@@ -99,8 +99,8 @@ def load_processing_class(
         )
     if isinstance(processing_class, ProcessorMixin) and args.use_vllm:
         raise ConfigurationError(
-            "use_vllm=True with a processor of images: images are not passed on to vLLM in this version; leave use_vllm "
-            "out, or pass the tokenizer alone to train on text."
+            "use_vllm=True with a processor of images: images are not passed on to vLLM in this version; leave "
+            "use_vllm out, or pass the tokenizer alone to train on text."
         )
     tokenizer = tokenizer_of(processing_class)
     if tokenizer.pad_token is None:

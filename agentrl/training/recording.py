@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,11 @@ class Recorder:
         else:
             rows = [row[: len(t.turns)] for row, t in zip(advantages.tolist(), trajectories, strict=True)]
         self.journal.add_advantages(trajectories, rows)
+
+    def add_log(self, step: int, logs: Mapping[str, Any]) -> None:
+        """Something was logged; the first process keeps it for all."""
+        if self.journal is not None and self._args.process_index == 0:
+            self.journal.add_log(step, {name: value for name, value in logs.items() if isinstance(value, int | float)})
 
     def close(self) -> None:
         """Write everything; whatever is told later opens the journal again."""

@@ -311,6 +311,7 @@ class RolloutTrainer(LifeCycle):
             self._show_completions(train=True)
         cleaned = clean_logs(logs)
         super().log(cleaned, start_time)
+        self.recorder.add_log(self.state.global_step, cleaned)
         if "epoch" in cleaned:  # `evaluate` gives back what it logged, and promises the epoch in it
             logs["epoch"] = cleaned["epoch"]
 

@@ -20,6 +20,7 @@ from agentrl.rollout.journal.records import Records, RolloutRecord, RolloutSumma
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.trainer import RolloutTrainer
+from agentrl.viewer.index import Index
 from tests.training.helpers import TOKENIZER, chat_rows
 from tests.training.runs import local, logged, make_trainer, rows, weights
 
@@ -295,6 +296,15 @@ def test_rewards_and_advantages_are_kept(whole):
         for summary in records.summaries(kind="train"):
             assert summary.rewards == {"Presses": summary.reward}
             assert len(summary.advantages) == 1
+
+
+def test_what_was_logged_is_kept(whole):
+    trainer, folder = whole
+    logged = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    [metrics] = Index(folder).logs().values()
+    assert dict(metrics["loss"]) == logged
+    assert len(logged) > 1
+    assert "entropy" in metrics
 
 
 def test_without_a_journal_and_a_checkpoint_there_is_nothing_to_resume(tmp_path):

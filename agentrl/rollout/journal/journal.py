@@ -147,6 +147,16 @@ class Journal:
         """Keep the advantage of each trajectory, or one for each of its turns."""
         self._set_each(trajectories, "advantages", [json.dumps(list(row)) for row in advantages])
 
+    def add_log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep what was logged after an optimizer step."""
+        run, text, at = self._run, json.dumps(dict(metrics)), time.time()
+
+        def write(connection: sqlite3.Connection) -> None:
+            if run.id is not None:
+                _insert(connection, "logs", run=run.id, step=step, at=at, metrics=text)
+
+        self._writer.put(write)
+
     def close(self) -> None:
         """Write everything and close the file; whatever is entered later opens it again."""
         self._writer.close()

@@ -248,6 +248,9 @@ class Records:
     Args:
         path: The run's folder, or one journal.
 
+    Attributes:
+        journals: The open journal of each process.
+
     Raises:
         ConfigurationError: There is no journal, or it cannot be read.
     """
@@ -257,7 +260,7 @@ class Records:
         files = sorted(path.glob("_rollouts*.db"), key=rank_of) if path.is_dir() else [path]
         if not files:
             raise ConfigurationError(f"there is no journal (_rollouts.db) in {path}")
-        self._journals = {rank_of(file): open_for_reading(file) for file in files}
+        self.journals = {rank_of(file): open_for_reading(file) for file in files}
 
     def __enter__(self) -> Records:
         return self
@@ -267,17 +270,17 @@ class Records:
 
     def close(self) -> None:
         """Close the files."""
-        for connection in self._journals.values():
+        for connection in self.journals.values():
             connection.close()
 
     @property
     def ranks(self) -> list[int]:
         """The processes that there are journals of."""
-        return list(self._journals)
+        return list(self.journals)
 
     def runs(self) -> list[RunRecord]:
         """The runs, oldest first, as the first process recorded them."""
-        rows = next(iter(self._journals.values())).execute("SELECT * FROM runs ORDER BY id")
+        rows = next(iter(self.journals.values())).execute("SELECT * FROM runs ORDER BY id")
         return [RunRecord(row["id"], row["started"], json.loads(row["info"])) for row in rows]
 
     def summaries(
@@ -314,7 +317,7 @@ class Records:
         chosen = {text: value for text, value in conditions.items() if value is not None}
         return [
             summary
-            for rank, connection in self._journals.items()
+            for rank, connection in self.journals.items()
             for summary in read_summaries(connection, chosen, rank=rank, limit=limit)
         ]
 
@@ -328,7 +331,7 @@ class Records:
             ConfigurationError: There is none.
         """
         rank, number = (0, key) if isinstance(key, int) else key
-        connection = self._journals.get(rank)
+        connection = self.journals.get(rank)
         record = None if connection is None else read_rollout(connection, number, rank=rank)
         if record is None:
             raise ConfigurationError(f"there is no rollout {number} of process {rank}; processes: {self.ranks}")
@@ -341,7 +344,7 @@ class Records:
 
     def image(self, digest: str) -> bytes | None:
         """The PNG file of an image."""
-        for connection in self._journals.values():
+        for connection in self.journals.values():
             if (row := connection.execute("SELECT png FROM images WHERE digest = ?", [digest]).fetchone()) is not None:
                 return bytes(row["png"])
         return None
@@ -364,17 +367,20 @@ def read_summaries(
     return [_summary(row, rank) for row in rows]
 
 
-def read_rollout(connection: sqlite3.Connection, number: int, *, rank: int = 0) -> RolloutRecord | None:
-    """Read one rollout with its turns, None if there is none of that number."""
+def read_rollout(
+    connection: sqlite3.Connection, number: int, *, rank: int = 0, image: Callable[[str], Any] | None = None
+) -> RolloutRecord | None:
+    """Read one rollout with its turns, None if there is none of that number; `image` stands in for images."""
     summaries = read_summaries(connection, {"r.id = ?": number}, rank=rank)
     if not summaries:
         return None
     [summary] = summaries
 
-    def image(digest: str) -> Image.Image:
+    def from_journal(digest: str) -> Image.Image:
         [blob] = connection.execute("SELECT png FROM images WHERE digest = ?", [digest]).fetchone()
         return from_png(blob)
 
+    image = from_journal if image is None else image
     row = connection.execute("SELECT * FROM rollouts WHERE id = ?", [number]).fetchone()
     turns = connection.execute("SELECT * FROM turns WHERE rollout = ? ORDER BY number", [number])
     given = loads(row["task"], image)

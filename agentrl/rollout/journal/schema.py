@@ -95,6 +95,12 @@ CREATE TABLE rollout_images (    -- which rollouts refer to an image
     digest TEXT NOT NULL,
     PRIMARY KEY (rollout, digest)
 ) WITHOUT ROWID;
+CREATE TABLE logs (              -- what a trainer logged; a resumed run logs some steps again
+    run INTEGER NOT NULL REFERENCES runs,
+    step INTEGER NOT NULL,
+    at REAL NOT NULL,
+    metrics TEXT NOT NULL        -- JSON: numbers by name
+);
 """
 
 
