@@ -14,7 +14,7 @@ from typing import Any
 async def solve(env: Any, task: str, instruction: str) -> int:
     """Play a task to its end on an environment that was reset; gives the number of actions."""
     agent = _Agent(env)
-    await _SCRIPTS[task](agent, instruction)
+    await SCRIPTS[task](agent, instruction)
     return agent.actions
 
 
@@ -129,7 +129,7 @@ def _words(pattern: str, instruction: str) -> tuple[str, ...]:
     return match.groups()
 
 
-_SCRIPTS = {
+SCRIPTS = {
     "checkboxes": _checkboxes,
     "drag": _drag,
     "form": _form,

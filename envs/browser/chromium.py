@@ -12,7 +12,7 @@ import contextlib
 import mimetypes
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,25 @@ class _Live:
         self._users: set[int] = set()
 
     async def fresh_page(self, user: object, seed: int) -> Page:
+        from playwright.async_api import Error
+
+        await self._drop(user)
+        browser, coming = await self._take(user)
+        try:
+            page = await _seeded(coming, seed)
+        except Error as error:
+            if "closed" not in error.message:
+                raise
+            async with self._lock:  # it has died and did not tell
+                if self._browser is browser:
+                    await self._stop()
+            _, coming = await self._take(user)
+            page = await _seeded(coming, seed)
+        self._pages[id(user)] = page
+        return page
+
+    async def _take(self, user: object) -> tuple[Any, asyncio.Future[Page]]:
+        """The running browser and a page of it to come; the next one is begun."""
         async with self._lock:
             self._users.add(id(user))
             if self._browser is None or not self._browser.is_connected():
@@ -127,11 +146,7 @@ class _Live:
             coming = self._spare or asyncio.ensure_future(self._new_page())
             self._spare = asyncio.ensure_future(self._new_page())
             self._spare.add_done_callback(lambda spare: spare.cancelled() or spare.exception())  # its taker is told
-        await self._drop(user)
-        page = self._pages[id(user)] = await coming
-        script = (files("agentrl.envs.browser") / "init.js").read_text(encoding="utf-8")
-        await page.add_init_script(script.replace("SEED", str(seed % 2**32)))
-        return page
+            return self._browser, coming
 
     async def leave(self, user: object) -> None:
         async with self._lock:
@@ -155,6 +170,7 @@ class _Live:
             executable_path=self._options.executable,
             chromium_sandbox=self._options.sandbox,
             args=[*network_flags(self._options.origins), *STEADY],
+            ignore_default_args=["--hide-scrollbars"],  # they tell the agent that there is more
             env={name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ} | {"TZ": "UTC"},
         )
 
@@ -183,10 +199,14 @@ class _Live:
             accept_downloads=False,
             service_workers="block",
         )
-        await context.clock.set_fixed_time(NOW)
-        await context.route("**/*", self._guard)
-        await context.route_web_socket("**/*", self._guard_socket)
-        page = await context.new_page()
+        try:
+            await context.clock.set_fixed_time(NOW)
+            await context.route("**/*", self._guard)
+            await context.route_web_socket("**/*", self._guard_socket)
+            page = await context.new_page()
+        except BaseException:  # also when its taker was cancelled
+            await context.close()
+            raise
         context.on("page", _close_quietly)  # a page that opens windows opens none
         page.on("filechooser", lambda chooser: None)  # handled, that is, not shown
         return page
@@ -206,6 +226,13 @@ class _Live:
             socket.connect_to_server()
         else:
             await socket.close(code=1008, reason="not allowed")
+
+
+async def _seeded(coming: Awaitable[Page], seed: int) -> Page:
+    page = await coming
+    script = (files("agentrl.envs.browser") / "init.js").read_text(encoding="utf-8")
+    await page.add_init_script(script.replace("SEED", str(seed % 2**32)))
+    return page
 
 
 async def _close_quietly(page: Page) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 2000
 MAX_SCROLL = 10_000
 DRAG_STEPS = 5
+ERROR_PAGE_MS = 2000.0
 _MODIFIERS = ("Alt", "Control", "Meta", "Shift")
 _TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
 
@@ -195,6 +196,9 @@ class BrowserEnvironment:
                 # A server that is down is the world's fault, a link that leads out of it the model's.
                 if "net::" not in error.message or "net::ERR_CONNECTION" in error.message:
                     raise
+                with contextlib.suppress(Error):  # Chromium's own page about it, which would cut the next one off
+                    if "net::ERR_ABORTED" not in error.message:
+                        await page.wait_for_url("chrome-error:**", timeout=ERROR_PAGE_MS)
                 raise ValueError(f"the address {url!r} cannot be reached") from error
 
         return await self._act(act)
