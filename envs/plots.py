@@ -1,7 +1,6 @@
 """A quick environment for agents that see: read a value off a bar chart. It needs no browser.
 
-The chart is drawn with Pillow from the seed, the numbers on its axis are small, and the answer is the last number in what
-the model writes in the end.
+The chart is drawn with Pillow from the seed. The answer is the last number in what the model writes in the end.
 """
 
 from __future__ import annotations

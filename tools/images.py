@@ -1,6 +1,6 @@
 """Looking closer at an image: what an agent that sees can do without a browser.
 
-`ImageTool` belongs to one image, so it is a part of an environment and not one of the `tools`, which all rollouts share.
+`ImageTool` belongs to one image, so it is a part of an environment and not one of the `tools`, which rollouts share.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ImageTool:
         width, height = self.image.size
         if not (0 <= left < right <= width and 0 <= top < bottom <= height):
             raise ValueError(
-                f"({left}, {top}, {right}, {bottom}) is no part of the image, which is {width} pixels wide and {height} "
-                "high; left must be less than right and top less than bottom"
+                f"({left}, {top}, {right}, {bottom}) is no part of the image, which is {width} pixels wide and "
+                f"{height} high; left must be less than right and top less than bottom"
             )
         return self.image.crop((left, top, right, bottom))
 
@@ -42,7 +42,9 @@ class ImageTool:
             raise ValueError(f"the factor must be from 1 to {MAX_ZOOM}, not {factor}")
         w, h = max(1, width // factor), max(1, height // factor)
         left, top = min(max(0, x - w // 2), width - w), min(max(0, y - h // 2), height - h)
-        shown = self.image.crop((left, top, left + w, top + h)).resize((w * factor, h * factor), Image.Resampling.LANCZOS)
+        shown = self.image.crop((left, top, left + w, top + h)).resize(
+            (w * factor, h * factor), Image.Resampling.LANCZOS
+        )
         shown.thumbnail((self._max_side, self._max_side))
         return shown
 

@@ -1,7 +1,7 @@
 """A scripted policy that solves the shipped tasks of `agentrl.envs.browser`, with the tools that a model has.
 
-It reads the instruction. It knows where things are from Playwright's view of the page, which no tool shows; what it does
-there goes through the mouse and the keyboard.
+It reads the instruction. It knows where things are from Playwright's view of the page, which no tool shows; what it
+does there goes through the mouse and the keyboard.
 """
 
 from __future__ import annotations
@@ -108,8 +108,13 @@ async def _checkboxes(agent: _Agent, instruction: str) -> None:
 async def _slider(agent: _Agent, instruction: str) -> None:
     name, goal = _words(r"Set (\w+) to (\d+)", instruction)
     slider = agent.find(f"input[name={name}]")
-    await agent.click(f"input[name={name}]")
-    away = int(goal) - int(await slider.input_value())
+    box, thumb = await slider.bounding_box(), 16
+    share = int(goal) / int(await slider.get_attribute("max"))
+    await agent.env.click(
+        round(box["x"] + thumb / 2 + (box["width"] - thumb) * share), round(box["y"] + box["height"] / 2)
+    )
+    agent.actions += 1
+    away = int(goal) - int(await slider.input_value())  # by a step at most
     for _ in range(abs(away)):
         agent.actions += 1
         await agent.env.press("ArrowRight" if away > 0 else "ArrowLeft")

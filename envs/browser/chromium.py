@@ -29,7 +29,12 @@ START_SECONDS = 60.0
 NOW = "2026-01-01T12:00:00Z"
 """What a page's clock says."""
 
-STEADY = ["--font-render-hinting=none", "--force-color-profile=srgb", "--disable-lcd-text", "--disable-smooth-scrolling"]
+STEADY = [
+    "--font-render-hinting=none",
+    "--force-color-profile=srgb",
+    "--disable-lcd-text",
+    "--disable-smooth-scrolling",
+]
 """The same pixels on every machine that has the same fonts."""
 
 

@@ -22,6 +22,7 @@ MAX_TEXT = 2000
 MAX_SCROLL = 10_000
 DRAG_STEPS = 5
 ERROR_PAGE_MS = 2000.0
+_NO_PAGE = ("net::", "Download is starting")
 _MODIFIERS = ("Alt", "Control", "Meta", "Shift")
 _TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
 
@@ -51,7 +52,9 @@ class BrowserEnvironment:
     def page(self) -> Page:
         """The rollout's page, as Playwright's async API has it."""
         if self._page is None:
-            raise EnvironmentFailure(f"{type(self).__name__} has no page; a `reset` of yours must await super().reset()")
+            raise EnvironmentFailure(
+                f"{type(self).__name__} has no page; a `reset` of yours must await super().reset()"
+            )
         return self._page
 
     async def reset(self, url: str, seed: int = 0) -> Any:
@@ -193,11 +196,11 @@ class BrowserEnvironment:
             try:
                 await page.goto(url)
             except Error as error:
-                # A server that is down is the world's fault, a link that leads out of it the model's.
-                if "net::" not in error.message or "net::ERR_CONNECTION" in error.message:
+                # A server that is down is the world's fault; what leads out of the world or to a download is not.
+                if "net::ERR_CONNECTION" in error.message or not any(each in error.message for each in _NO_PAGE):
                     raise
                 with contextlib.suppress(Error):  # Chromium's own page about it, which would cut the next one off
-                    if "net::ERR_ABORTED" not in error.message:
+                    if "net::ERR_ABORTED" not in error.message and "net::" in error.message:
                         await page.wait_for_url("chrome-error:**", timeout=ERROR_PAGE_MS)
                 raise ValueError(f"the address {url!r} cannot be reached") from error
 

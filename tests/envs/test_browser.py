@@ -1,4 +1,4 @@
-"""Real Chromium: the tasks can be done, the same seed gives the same pixels, nothing of the host is reached, crashes."""
+"""Real Chromium: tasks that can be done, the same pixels from the same seed, nothing of the host reached, crashes."""
 
 from __future__ import annotations
 
@@ -271,7 +271,8 @@ ATTEMPTS = """async ([http, ws, host, port]) => {
     try { tried[name] = await Promise.race([work(), new Promise(done => setTimeout(done, 700, "no answer"))]); }
     catch (error) { tried[name] = "refused"; }
   };
-  const event = (target, good) => new Promise((done, failed) => { target["on" + good] = () => done("REACHED"); target.onerror = failed; });
+  const event = (target, good) =>
+    new Promise((done, failed) => { target["on" + good] = () => done("REACHED"); target.onerror = failed; });
   const element = (tag, values) => document.body.appendChild(Object.assign(document.createElement(tag), values));
   const worker = code => new Worker(URL.createObjectURL(new Blob([code])));
   await Promise.all([
@@ -287,7 +288,8 @@ ATTEMPTS = """async ([http, ws, host, port]) => {
         .onmessage = event => done(event.data);
     })),
     attempt("worker socket", () => new Promise(done => {
-      worker(`const s = new WebSocket("${ws}"); s.onopen = () => postMessage("REACHED"); s.onerror = () => postMessage("refused")`)
+      worker(`const socket = new WebSocket("${ws}"); socket.onopen = () => postMessage("REACHED");
+              socket.onerror = () => postMessage("refused")`)
         .onmessage = event => done(event.data);
     })),
     attempt("transport", () => new WebTransport(http.replace("http", "https")).ready.then(() => "REACHED")),
@@ -423,12 +425,11 @@ def test_a_crash_is_a_failure_and_the_next_episode_is_not_harmed(loop, browser, 
 
 
 def test_no_process_is_left_when_ours_is_killed():
-    before = {process.pid for process in descendants()}
     code = "import asyncio\nfrom agentrl.envs import Browser\nasync def play():\n  await Browser()().reset()\n"
     code += "  print('up', flush=True)\n  await asyncio.sleep(60)\nasyncio.run(play())"
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout.readline() == "up\n"
-    started = {process.pid for process in descendants()} - before
+    started = {process.pid for process in psutil.Process(trainer.pid).children(recursive=True)}
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()

@@ -116,7 +116,9 @@ def test_the_pointer_is_drawn_on_a_copy():
 @pytest.mark.parametrize("path", sorted(PAGES.iterdir()), ids=lambda path: path.name)
 def test_a_page_refers_to_nothing_outside(path):
     text = path.read_text(encoding="utf-8")
-    assert not re.search(r"https?:|//[a-z]|@import|url\(|\bfetch\b|XMLHttp|import\s|Date\b|innerHTML|<select|setTimeout", text)
+    assert not re.search(
+        r"https?:|//[a-z]|@import|url\(|\bfetch\b|XMLHttp|import\s|Date\b|innerHTML|<select|setTimeout", text
+    )
     for name in re.findall(r"(?:src|href)=[\"']?([^\"' >]+)", text):
         assert (PAGES / name).is_file()
     if path.suffix == ".html":
@@ -219,7 +221,7 @@ def test_looking_closer():
     ],
 )
 def test_a_bad_request_is_told_to_the_model(call):
-    with pytest.raises(ValueError, match="image|factor|shape"):
+    with pytest.raises(ValueError, match=r"image|factor|shape"):
         call(ImageTool(Image.new("RGB", (10, 10))))
 
 
