@@ -40,6 +40,7 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 	$(BIN)/python benchmarks/train_step.py --peer
 	$(BIN)/python benchmarks/time_to_reward.py
 	$(BIN)/python benchmarks/sandbox.py
+	$(BIN)/python benchmarks/browser.py
 
 bench-parity: $(VENV)/.dev ## how far training here and in TRL are apart, objective by objective
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.parity.table

@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "Browser": "agentrl.envs.browser",
     "ORS": "agentrl.envs.ors",
     "OpenEnv": "agentrl.envs.openenv",
+    "PlotReading": "agentrl.envs.plots",
 }
 
 __all__ = sorted(_PUBLIC)

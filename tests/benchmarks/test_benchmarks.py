@@ -102,6 +102,15 @@ def test_sandbox(run):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("browser")
+def test_browser(run):
+    code, lines = run("browser.py", "--quick")
+    assert code == 0
+    words = [line.split()[0] for line in lines]
+    assert words == ["scripted", "random", "reset", "screenshot", "click", "processes"] or words == ["left"]
+
+
+@pytest.mark.slow
 def test_time_to_reward(run):
     pytest.importorskip("trl")
     code, lines = run("time_to_reward.py", "--quick", "--seeds", "0")
