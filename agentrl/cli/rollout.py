@@ -64,7 +64,7 @@ def rollout(
         "seed": seed,
     }
     with mistakes():
-        settings["chat_template_kwargs"] = _json_object(chat_template_kwargs, "--chat-template-kwargs")
+        settings["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
         evaluation = _evaluate(
             settings,
             model=model,
@@ -230,8 +230,9 @@ def as_text(evaluation: Evaluation, out: Path | None = None) -> str:
         f"turns     {e.turns:.1f} an episode; {e.tool_calls} tool calls{failed}",
         f"tokens    {tokens} sampled ({tokens / e.episodes:.0f} an episode), {cost.prompt_tokens} of prompts, "
         f"{cost.other_tokens} of tool results",
-        f"time      {cost.seconds:.1f} s, {tokens / cost.seconds:.0f} sampled tokens a second; a mean episode waited "
-        f"{cost.sampling_seconds / e.episodes:.1f} s for the model and {cost.tool_seconds / e.episodes:.1f} s for tools",
+        f"time      {cost.seconds:.1f} s, {tokens / cost.seconds:.0f} sampled tokens a second; "
+        f"{cost.sampling_seconds / e.episodes:.1f} s of an episode in the model, "
+        f"{cost.tool_seconds / e.episodes:.1f} s in tools",
     ]
     if out is not None:
         lines.append(f"kept in   {out} (agentrl view {out})")
@@ -243,7 +244,8 @@ def _interval(estimate: Estimate) -> str:
     return f"{value:.3f}" if high == float("inf") else f"{value:.3f}  [{low:.3f}, {high:.3f}]"
 
 
-def _json_object(text: str, option: str) -> dict[str, Any]:
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """What an option gives as JSON."""
     from agentrl.errors import ConfigurationError
 
     try:
