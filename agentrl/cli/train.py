@@ -138,11 +138,13 @@ def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any]
 
 
 def _classes(algorithm: Algorithm) -> tuple[Any, Any]:
-    import agentrl
+    from agentrl.training import arguments
+    from agentrl.training.grpo import GRPOTrainer
+    from agentrl.training.rloo import RLOOTrainer
 
     return {
-        Algorithm.GRPO: (agentrl.GRPOConfig, agentrl.GRPOTrainer),
-        Algorithm.RLOO: (agentrl.RLOOConfig, agentrl.RLOOTrainer),
+        Algorithm.GRPO: (arguments.GRPOConfig, GRPOTrainer),
+        Algorithm.RLOO: (arguments.RLOOConfig, RLOOTrainer),
     }[algorithm]
 
 

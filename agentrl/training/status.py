@@ -59,7 +59,7 @@ def warnings_of(logs: Sequence[Log]) -> list[Warned]:
     Args:
         logs: All so far, in order; missing metrics count for nothing.
     """
-    rules = (_flat, _tool_failures, _cut, _off_policy, _collapse, _failing, _tool_time)
+    rules = (_flat, _tool_failures, _cut, _off_policy, _collapse, _failing)
     return [warned for rule in rules if (warned := rule(logs)) is not None]
 
 
@@ -136,20 +136,6 @@ def _failing(logs: Sequence[Log]) -> Warned | None:
         f"{share:.0%} of the rollouts are lost to environments that fail",
         "their errors are in the log and in the journal; more retries only hide them",
     )
-
-
-def _tool_time(logs: Sequence[Log]) -> Warned | None:
-    shares = {name for log in logs[-RECENT:] for name in log if name.startswith("time/tool/")}
-    for name in sorted(shares):
-        seconds, tool = _recent(logs, name) or 0.0, name.rpartition("/")[2]
-        whole = (_recent(logs, "time/sampling") or 0.0) + (_recent(logs, "time/tools") or 0.0)
-        if whole and seconds > 0.5 * whole:
-            return Warned(
-                name,
-                f"the tool {tool} takes {seconds / whole:.0%} of an episode ({seconds:.1f} s)",
-                "make it faster or async, raise its max_concurrency, or play more rollouts at once",
-            )
-    return None
 
 
 def _recent(logs: Sequence[Log], name: str) -> float | None:

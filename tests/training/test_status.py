@@ -20,9 +20,6 @@ GOOD = {
     "sampling/importance_sampling_ratio/mean": 1.01,
     "entropy": 0.8,
     "outcomes/env_failure": 0.0,
-    "time/sampling": 4.0,
-    "time/tools": 2.0,
-    "time/tool/search": 1.5,
 }
 
 
@@ -41,7 +38,6 @@ def test_a_run_that_goes_well_is_not_warned_of():
         ("sampling/importance_sampling_ratio/mean", 0.7, "ratio is 0.70", "docs/exactness.md"),
         ("entropy", 0.05, "fell from 0.800 to 0.050", "entropy_coef"),
         ("outcomes/env_failure", 0.1, "10% of the rollouts are lost", "journal"),
-        ("time/tool/search", 4.0, "the tool search takes 67% of an episode", "max_concurrency"),
     ],
 )
 def test_what_goes_wrong_is_told_with_what_to_do(metric, late, seen, advice):
