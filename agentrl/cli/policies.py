@@ -43,7 +43,7 @@ def local_policy(name: str, *, dtype: str = "auto") -> Policy:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no model could be loaded from {name!r}: {error}") from error
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
     return Policy(make_generator(model), tokenizer, declared_eos_ids(model))
 
 

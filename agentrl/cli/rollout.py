@@ -54,7 +54,7 @@ def rollout(
     as_json: AsJson = False,
 ) -> None:
     """Play episodes and report reward, pass@k, outcomes and cost. Exits with 1 if no episode could be scored."""
-    settings = {
+    settings: dict[str, Any] = {
         "max_completion_length": max_completion_length,
         "max_tool_calling_iterations": max_tool_calling_iterations,
         "temperature": temperature,
@@ -216,7 +216,7 @@ def as_text(evaluation: Evaluation, out: Path | None = None) -> str:
         lines.append(f"reward    {_interval(e.reward)}")
     lines += [f"pass@{k:<4} {_interval(estimate)}" for k, estimate in e.passes.items()]
     if e.histogram:
-        most = max(bin_.count for bin_ in e.histogram)
+        most = max(bin_.episodes for bin_ in e.histogram)
         lines.append("")
         for low, high, count in e.histogram:
             label = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"

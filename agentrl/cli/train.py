@@ -50,7 +50,7 @@ def train(
     with mistakes():
         written = {} if config is None else _read(config)
         named = {k: typed[k] or written.pop(k, None) for k in typed}
-        chosen = Algorithm(_one_of(named.pop("algorithm") or "grpo", Algorithm))
+        chosen = Algorithm(_one_of(str(named.pop("algorithm") or "grpo"), Algorithm))
         trainer = _trainer(chosen, named, fields_of(chosen, context.args, written), quiet=quiet)
         folder = Path(trainer.args.output_dir or ".")
         if trainer.is_world_process_zero():

@@ -105,7 +105,7 @@ class CompletionsGenerator:
             ) from error
         if wanted is None and len(cards) == 1:
             [wanted] = cards
-        if wanted not in cards:
+        if wanted is None or wanted not in cards:
             raise ConfigurationError(f"{self._url} serves {sorted(cards)}, not {wanted!r}; name one of them")
         length = cards[wanted].get("max_model_len")
         return wanted, length if isinstance(length, int) else None

@@ -33,7 +33,7 @@ class Bin(NamedTuple):
 
     low: float
     high: float
-    count: int
+    episodes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def test_a_local_model_is_evaluated_and_its_episodes_are_kept(folder):
     report = json.loads(text)
     assert (report["episodes"], report["tasks"], report["scored"]) == (6, 3, 6)
     assert report["passes"].keys() == {"1", "2"}
-    assert sum(bin_["count"] for bin_ in report["histogram"]) == 6
+    assert sum(bin_["episodes"] for bin_ in report["histogram"]) == 6
     assert 6 <= report["cost"]["sampled_tokens"] <= 72
     with Records(folder / "kept") as records:
         kept = records.summaries()

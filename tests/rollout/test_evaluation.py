@@ -51,7 +51,7 @@ def test_few_values_have_a_bin_each_and_many_share():
     assert [tuple(b) for b in histogram([1.0, 0.0, 1.0])] == [(0.0, 0.0, 1), (1.0, 1.0, 2)]
     bins = histogram([float(i) for i in range(101)])
     assert len(bins) == 10
-    assert sum(b.count for b in bins) == 101
+    assert sum(b.episodes for b in bins) == 101
     assert (bins[0].low, bins[-1].high) == (0.0, 100.0)
 
 
