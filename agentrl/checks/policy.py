@@ -43,6 +43,11 @@ class RandomPolicy:
         self.stats = GenerationStats()
 
     @property
+    def owns_weights(self) -> bool:
+        """It has none that training could change."""
+        return True
+
+    @property
     def max_context(self) -> int | None:
         """It has none."""
         return None

@@ -26,6 +26,8 @@ class Algorithm(StrEnum):
 
     GRPO = "grpo"
     RLOO = "rloo"
+    ASYNC_GRPO = "async-grpo"
+    ASYNC_RLOO = "async-rloo"
 
 
 def train(
@@ -138,13 +140,17 @@ def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any]
 
 
 def _classes(algorithm: Algorithm) -> tuple[Any, Any]:
-    from agentrl.training import arguments
+    from agentrl.training import arguments, async_arguments
+    from agentrl.training.async_grpo import AsyncGRPOTrainer
+    from agentrl.training.async_rloo import AsyncRLOOTrainer
     from agentrl.training.grpo import GRPOTrainer
     from agentrl.training.rloo import RLOOTrainer
 
     return {
         Algorithm.GRPO: (arguments.GRPOConfig, GRPOTrainer),
         Algorithm.RLOO: (arguments.RLOOConfig, RLOOTrainer),
+        Algorithm.ASYNC_GRPO: (async_arguments.AsyncGRPOConfig, AsyncGRPOTrainer),
+        Algorithm.ASYNC_RLOO: (async_arguments.AsyncRLOOConfig, AsyncRLOOTrainer),
     }[algorithm]
 
 

@@ -49,6 +49,11 @@ class CompletionsGenerator:
         self.model, self._max_context = self._served(model)
 
     @property
+    def owns_weights(self) -> bool:
+        """The server has its own."""
+        return True
+
+    @property
     def max_context(self) -> int | None:
         """What the server says of the model, None where it says nothing."""
         return self._max_context
