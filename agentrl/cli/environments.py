@@ -1,4 +1,8 @@
-"""Environments named on the command line: `package.module:Class` or `path/to/file.py:Class`."""
+"""What is named on the command line: environments, functions, datasets, models.
+
+An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`), or
+`gym:ID`.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,36 @@ from agentrl.errors import ConfigurationError
 
 
 def load_environment(name: str) -> Callable[[], Any]:
-    """Import an environment class, or any factory of environments.
+    """Find an environment: a class, or any other factory of environments.
 
     Args:
         name: A module and a name in it, or a Python file and a name in it, with a colon between. Modules are looked
-            for in the current directory too; a file sees its neighbours, as a script does.
+            for in the current directory too; a file sees its neighbours, as a script does. Or a scheme and what it
+            names: `openenv:http://127.0.0.1:8000`, `ors:owner/environment`, `ors:http://127.0.0.1:8080`,
+            `gym:FrozenLake-v1`.
 
     Raises:
-        ConfigurationError: It cannot be imported, or is nothing that makes environments.
+        ConfigurationError: It cannot be imported or reached, or is nothing that makes environments.
 
     Example:
         >>> load_environment("collections:Counter")
         <class 'collections.Counter'>
     """
+    scheme, _, rest = name.partition(":")
+    if scheme in _SCHEMES and rest:
+        return _SCHEMES[scheme](rest)
+    return load_callable(name)
+
+
+def load_callable(name: str) -> Callable[..., Any]:
+    """Import a class or function named `package.module:name` or `file.py:name`.
+
+    Raises:
+        ConfigurationError: It cannot be imported, or cannot be called.
+    """
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
-        raise ConfigurationError(f"{name!r} names no environment; write package.module:Class or file.py:Class")
+        raise ConfigurationError(f"{name!r} names nothing; write package.module:Name or file.py:Name")
     try:
         module = _from_file(Path(where)) if where.endswith(".py") else _from_path(where)
     except Exception as error:
@@ -39,6 +57,29 @@ def load_environment(name: str) -> Callable[[], Any]:
         found = sorted(name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_")
         raise ConfigurationError(f"{where} has no class or function {attribute!r}; its classes: {', '.join(found)}")
     return factory
+
+
+def _openenv(url: str) -> Callable[[], Any]:
+    from agentrl.envs.openenv import OpenEnv
+
+    return OpenEnv(url)
+
+
+def _ors(name: str) -> Callable[[], Any]:
+    from agentrl.envs.ors import ORS
+
+    return ORS(url=name) if "://" in name else ORS(name)
+
+
+def _gymnasium(name: str) -> Callable[[], Any]:
+    try:
+        from agentrl.envs.gymnasium import Gymnasium
+    except ImportError:
+        raise ConfigurationError("gym: needs the extra `gymnasium`: pip install 'agentrl[gymnasium]'") from None
+    return Gymnasium(name)
+
+
+_SCHEMES: dict[str, Callable[[str], Callable[[], Any]]] = {"openenv": _openenv, "ors": _ors, "gym": _gymnasium}
 
 
 def _from_path(name: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from agentrl.cli import replay, templates, view
+from agentrl.cli import check, replay, rollout, templates, train, view
 
 app = typer.Typer(
     help="Train language-model agents by reinforcement learning in real environments.",
@@ -12,6 +12,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(templates.app, name="templates")
+app.command(context_settings=train.FURTHER)(train.train)
+app.command()(train.options)
+app.command()(check.check)
+app.command()(rollout.rollout)
 app.command()(replay.replay)
 app.command()(replay.export)
 app.command()(view.view)

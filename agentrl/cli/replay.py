@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.cli.mistakes import mistakes
+
 if TYPE_CHECKING:
     from agentrl.rollout.journal.records import Records, RolloutRecord
 
 Run = Annotated[Path, typer.Argument(help="The run's output_dir, or its _rollouts.db.")]
-
-
-@contextmanager
-def mistakes_exit() -> Iterator[None]:
-    """A mistake of whoever typed the command ends it with 2."""
-    from agentrl.errors import ConfigurationError
-
-    try:
-        yield
-    except ConfigurationError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
 
 
 def replay(
@@ -48,7 +36,7 @@ def replay(
         typer.echo("--from-turn and --model go together: the model samples from that turn.", err=True)
         raise typer.Exit(2)
     difference: Difference | None = None
-    with mistakes_exit(), Records(run) as records:
+    with mistakes(), Records(run) as records:
         record = records.rollout(RolloutKey.parse(rollout))
         factory = load_environment(env)
         if from_turn is None or model is None:
@@ -80,7 +68,7 @@ def export(
     from agentrl.rollout.journal.export import export as write
     from agentrl.rollout.journal.records import Records
 
-    with mistakes_exit(), Records(run) as records:
+    with mistakes(), Records(run) as records:
         count = write(records, to, run=only_run)
     typer.echo(f"{count} rollouts written to {to}")
 

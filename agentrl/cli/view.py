@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.replay import mistakes_exit
+from agentrl.cli.mistakes import mistakes
 
 
 def view(
@@ -20,7 +20,7 @@ def view(
     browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Show runs in the browser, live while they go on, or write a page as one file."""
-    with mistakes_exit():
+    with mistakes():
         from agentrl.errors import ConfigurationError
         from agentrl.viewer.shown import Shown
 

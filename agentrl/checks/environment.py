@@ -1,0 +1,299 @@
+"""Whether an environment keeps the contract of `agentrl.rollout.environments`.
+
+A random policy plays the same few tasks three times: on fresh instances, on fresh instances again, and one after the
+other on one instance. What differs between the first two is chance in the environment; what differs between those and
+the third leaks from one episode to the next. Everything is played by the engine that training uses, with a tokenizer
+made here, so no model is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.chat.renderer import Renderer
+from agentrl.checks.findings import Finding, failed, passed, warned
+from agentrl.checks.policy import RandomPolicy
+from agentrl.errors import AgentRLError
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.failures import FailurePolicy
+from agentrl.rollout.limits import Limits
+from agentrl.testing.tokenizers import qwen_like_tokenizer
+from agentrl.types import Outcome, Task, Trajectory
+
+TOOL_ROUNDS = 12
+PLAYED_AGAIN = 4
+"""How many of the tasks are played again, those with most calls."""
+CLOSE_SECONDS = 30.0
+SEED_ADVICE = (
+    "draw all that `reset` decides by chance from its argument `seed`, e.g. random.Random(seed): the members of a "
+    "group have the same seed, and advantages compare rollouts of one task"
+)
+LEAK_ADVICE = "set in `reset` all that an episode changes: instances are reused, and `__init__` runs once"
+
+
+def check_environment(
+    factory: Callable[[], Any] | Mapping[str, Callable[[], Any]], tasks: Sequence[Task], *, scored: bool = False
+) -> list[Finding]:
+    """Play an environment with random valid calls and look at what it does.
+
+    Args:
+        factory: Makes instances; or several factories by name.
+        tasks: What to play, in groups of at least two.
+        scored: Whether reward functions score the episodes, so that the environment need not.
+
+    Returns:
+        The findings, in the order in which they were made. Where it cannot be played at all there are no further ones.
+    """
+    findings: list[Finding] = []
+    try:
+        for finding in _findings(factory, list(tasks), scored):
+            findings.append(finding)
+    except AgentRLError as error:
+        findings.append(failed("definition", str(error), "change the environment as the message says"))
+    return findings
+
+
+class _Stage:
+    """An engine of its own, with instances of its own."""
+
+    def __init__(self, factory: Any, *, calls: bool = True) -> None:
+        tokenizer = qwen_like_tokenizer("qwen2_5")
+        renderer = Renderer(tokenizer, tools=True)
+        policy = RandomPolicy(renderer, tokenizer)
+        self.engine = RolloutEngine(
+            policy,
+            renderer,
+            environments=factory,
+            limits=Limits(max_tool_iterations=TOOL_ROUNDS),
+            failures=FailurePolicy(retries=0, max_rate=1.0),
+            tool_max_failures=None,
+        )
+        assert self.engine.environments is not None
+        self.pool = self.engine.environments
+        if calls:
+            policy.schemas = [tool.schema for spec in self.pool.specs.values() for tool in spec.tools.values()]
+
+    def __enter__(self) -> _Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+    def play(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        trajectories = self.engine.run(tasks)
+        self.engine.release(trajectories)
+        return trajectories
+
+
+def _findings(factory: Any, tasks: list[Task], scored: bool) -> Iterator[Finding]:
+    with _Stage(factory) as stage:
+        specs = list(stage.pool.specs.values())
+        stage.pool.check_columns(tasks[0].columns)
+        tools = [tool for spec in specs for tool in spec.tools]
+        if tools:
+            yield passed("tools", f"{len(tools)}: {', '.join(tools)}")
+        else:
+            yield warned("tools", "there are none", "a public method with type hints and a docstring is a tool")
+        first = stage.engine.run(tasks)
+        broken = next((t for t in first if t.failure is not None), None)
+        if broken is not None:
+            if broken.prompt:
+                yield from _silent(factory, tasks[0])
+            yield _breakage("reset" if not broken.prompt else "episode", broken)
+            return
+        yield passed("episodes", f"{len(first)} were played with random calls, {_turns(first):.1f} turns on average")
+        yield from _rewards(first, any(spec.has_reward for spec in specs), scored)
+        yield from _asked_again(stage, first)
+        stage.engine.release(first)
+    yield from _silent(factory, tasks[0])
+    yield from _seeds(first)
+    yield from _again(factory, tasks, first, replayable=all(spec.replayable for spec in specs))
+    yield from _tools(first)
+    yield from _close(factory)
+
+
+def _breakage(check: str, trajectory: Trajectory) -> Finding:
+    assert trajectory.failure is not None
+    where, error = trajectory.failure.where, trajectory.failure.error
+    return failed(
+        check, f"{where} raised {error}", "a rollout whose environment raises is lost; see the traceback in Python"
+    )
+
+
+def _turns(trajectories: Sequence[Trajectory]) -> float:
+    return statistics.fmean(len(t.turns) for t in trajectories)
+
+
+def total(trajectory: Trajectory) -> float | None:
+    """What the environment gave a trajectory, rewards of turns included; None for nothing."""
+    given = [value for value in (trajectory.reward, *(trajectory.turn_rewards or ())) if value is not None]
+    return sum(given) if given else None
+
+
+def _rewards(played: Sequence[Trajectory], owned: bool, scored: bool) -> Iterator[Finding]:
+    rewards = [reward for t in played if (reward := total(t)) is not None]
+    if not rewards:
+        if scored:
+            return
+        advice = "return a finite number from `get_reward`, or pass reward functions (--reward)"
+        seen = f"`get_reward` gave None for all {len(played)} episodes" if owned else "the environment gives no reward"
+        yield failed("reward", seen, advice)
+        return
+    yield passed("reward", f"from {min(rewards):.4g} to {max(rewards):.4g}, mean {statistics.fmean(rewards):.4g}")
+    groups: dict[str, list[float | None]] = defaultdict(list)
+    for t in played:
+        groups[t.task.group].append(total(t))
+    flat = sum(len(set(group)) == 1 for group in groups.values())
+    if flat == len(groups):
+        yield warned(
+            "variance",
+            f"under random valid calls all rewards within each of {flat} groups are equal",
+            "a policy that starts no better learns nothing: reward parts of the way, make some tasks easier, or start "
+            "from a model that solves some (agentrl rollout tells)",
+        )
+    else:
+        yield passed("variance", f"rewards differ within {len(groups) - flat} of {len(groups)} groups of random play")
+
+
+def _asked_again(stage: _Stage, played: Sequence[Trajectory]) -> Iterator[Finding]:
+    """Ask for the reward of an episode a second time, before anything else happens."""
+    trajectory = next((t for t in played if t.reward is not None), None)
+    if trajectory is None:
+        return
+    finished = trajectory.outcome is Outcome.FINISHED
+    answer = trajectory.completion[-1].get("content") or "" if finished else None  # type: ignore[union-attr]
+    asking = stage.pool.get_reward(trajectory.environment, turns=len(trajectory.turns), answer=answer)
+    again = stage.engine.await_(asking)
+    if again != trajectory.reward:
+        yield warned(
+            "get_reward",
+            f"it gave {trajectory.reward:g}, and {again!r} when asked again",
+            "compute the reward from the state of the episode without changing it",
+        )
+
+
+def _silent(factory: Any, task: Task) -> Iterator[Finding]:
+    """An episode whose model calls no tool must end like any other."""
+    with _Stage(factory, calls=False) as stage:
+        [trajectory] = stage.play([task])
+    if trajectory.failure is not None:
+        yield failed(
+            "no calls",
+            f"after an answer without any call, {trajectory.failure.where} raised {trajectory.failure.error}",
+            "set in `reset` whatever `get_reward` reads: a model that calls nothing must get a reward too",
+        )
+
+
+def _seeds(played: Sequence[Trajectory]) -> Iterator[Finding]:
+    prompts: dict[str, list[str]] = defaultdict(list)
+    for t in played:
+        prompts[t.task.group].append(repr(t.prompt))
+    unequal = sum(len(set(group)) > 1 for group in prompts.values())
+    distinct = len({group[0] for group in prompts.values()})
+    if unequal:
+        yield failed(
+            "seed", f"two resets with one seed gave different tasks, in {unequal} of {len(prompts)} groups", SEED_ADVICE
+        )
+    elif distinct == 1 and len(prompts) > 1:
+        yield warned(
+            "seed",
+            f"{len(prompts)} seeds gave one and the same first observation",
+            "this is right only if all tasks begin alike; else take `seed` as an argument of `reset` and use it",
+        )
+    else:
+        yield passed("seed", f"one seed gives one task; {len(prompts)} gave {distinct} tasks")
+
+
+def _again(factory: Any, tasks: Sequence[Task], first: Sequence[Trajectory], *, replayable: bool) -> Iterator[Finding]:
+    """Play some tasks again, on fresh instances and on a used one."""
+    chosen = sorted(range(len(tasks)), key=lambda i: -first[i].tool_calls)[:PLAYED_AGAIN]
+    with _Stage(factory) as stage:
+        fresh = stage.play([tasks[i] for i in chosen])
+    difference = next((d for i, t in zip(chosen, fresh, strict=True) if (d := _difference(first[i], t))), None)
+    if difference is not None and replayable:
+        yield failed(
+            "replay", f"the same calls on a fresh instance differ: {difference}",
+            "draw chance from `seed` alone, or drop `replayable = True`: a cut-off rollout cannot be repeated",
+        )  # fmt: skip
+        return
+    if difference is not None:
+        yield warned(
+            "determinism", f"the same calls on a fresh instance differ: {difference}",
+            "draw chance from `seed` where you can; whether state leaks between episodes cannot be told so",
+        )  # fmt: skip
+        return
+    yield passed("determinism", "the same calls gave the same" + ("" if replayable else "; it may be `replayable`"))
+    with _Stage(factory) as stage:
+        used = [stage.play([tasks[i]])[0] for i in chosen]
+    leak = next((d for i, t in zip(chosen, used, strict=True) if (d := _difference(first[i], t))), None)
+    if leak is not None:
+        yield failed("leaks", f"an episode on a used instance differs from one on a fresh one: {leak}", LEAK_ADVICE)
+    else:
+        yield passed("leaks", "an episode leaves nothing to the next one on its instance")
+
+
+def _difference(before: Trajectory, after: Trajectory) -> str | None:
+    """The first thing in which two trajectories of the same policy and task differ."""
+    if after.failure is not None:
+        return f"{after.failure.where} raised {after.failure.error}"
+    if before.prompt != after.prompt:
+        return f"the first observation was {_short(before.prompt)}, then {_short(after.prompt)}"
+    results = [[r for turn in t.turns for r in turn.results] for t in (before, after)]
+    for one, other in zip(*results, strict=False):
+        if one.content != other.content:
+            return f"{one.call.name} told {_short(one.content)}, then {_short(other.content)}"
+    if len(before.turns) != len(after.turns):
+        return f"it took {len(before.turns)} turns, then {len(after.turns)}"
+    if total(before) != total(after):
+        return f"the reward was {total(before)}, then {total(after)}"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _tools(played: Sequence[Trajectory]) -> Iterator[Finding]:
+    """Tools that fail whatever they are given."""
+    results = defaultdict(list)
+    for result in (r for t in played for turn in t.turns for r in turn.results):
+        results[result.call.name].append(result)
+    hopeless = {name: given for name, given in results.items() if len(given) >= 2 and all(r.failed for r in given)}
+    for name, given in hopeless.items():
+        yield warned(
+            "tools",
+            f"all {len(given)} random valid calls of {name} failed: {_short(given[0].content)}",
+            "if it can succeed, say in its docstring what it takes (an enum or bounds help); else mend it",
+        )
+    if not hopeless:
+        yield passed("calls", f"{sum(map(len, results.values()))} random valid calls; no tool failed at all of its own")
+
+
+def _close(factory: Any) -> Iterator[Finding]:
+    for name, make in factory.items() if isinstance(factory, Mapping) else [("", factory)]:
+        instance = make()
+        close = getattr(instance, "close", None)
+        if not callable(close):
+            continue
+        try:
+            asyncio.run(_closed(close))
+        except Exception as error:  # noqa: BLE001 (whatever it raises is what is to be told)
+            seen = f"{name or type(instance).__name__}.close raised {type(error).__name__}: {error}"
+            yield failed("close", seen, "it must work at any time, also on an instance that was never reset")
+        else:
+            yield passed("close", f"{name or type(instance).__name__}.close ended")
+
+
+async def _closed(close: Callable[[], Any]) -> None:
+    if inspect.iscoroutinefunction(close):
+        closing: Any = close()
+    else:
+        closing = await asyncio.wait_for(asyncio.to_thread(close), CLOSE_SECONDS)
+    if inspect.isawaitable(closing):
+        await asyncio.wait_for(closing, CLOSE_SECONDS)

@@ -1,0 +1,68 @@
+"""What samples on the command line: a model in this process, or one behind a server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from agentrl.errors import ConfigurationError
+
+API_KEY = "OPENAI_API_KEY"
+"""Environment variable with the key of a server."""
+
+
+class Policy(NamedTuple):
+    """A generator with its tokenizer, and the ids that end its turns besides the tokenizer's own."""
+
+    generator: Any
+    tokenizer: Any
+    eos_ids: Iterable[int]
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load a tokenizer by the name or folder of its model."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no tokenizer could be loaded from {name!r}: {error}") from error
+
+
+def local_policy(name: str, *, dtype: str = "auto") -> Policy:
+    """Load a model into this process, onto a GPU where there is one."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from agentrl.generation.factory import make_generator
+    from agentrl.training.loading import declared_eos_ids
+
+    tokenizer = load_tokenizer(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"no model could be loaded from {name!r}: {error}") from error
+    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
+    return Policy(make_generator(model), tokenizer, declared_eos_ids(model))
+
+
+def served_policy(url: str, name: str, *, served: str | None = None) -> Policy:
+    """Sample from a server that takes and gives token ids; the tokenizer is here.
+
+    Args:
+        url: The server.
+        name: Where the tokenizer is.
+        served: The name that the server knows the model by, if it serves several.
+    """
+    from transformers import GenerationConfig
+
+    from agentrl.generation.completions import CompletionsGenerator
+
+    tokenizer = load_tokenizer(name)
+    try:
+        eos = GenerationConfig.from_pretrained(name).eos_token_id
+    except OSError:
+        eos = None  # the tokenizer and its template say what ends a turn
+    generator = CompletionsGenerator(url, model=served, api_key=os.environ.get(API_KEY))
+    return Policy(generator, tokenizer, [] if eos is None else [eos] if isinstance(eos, int) else eos)

@@ -1,0 +1,157 @@
+"""Sampling from an OpenAI-compatible server that takes and gives back token ids: for evaluation.
+
+The route is `/v1/completions` with the prompt as ids, so the server applies no chat template and reads no calls, and a
+row stays token-exact. Servers that answer with text alone (OpenAI's own among them) are refused: what they sampled
+cannot be known from it. `vllm serve` answers with ids (`return_token_ids`).
+
+Logprobs are not asked for and are NaN in the samples, so nothing can be trained on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from agentrl.errors import ConfigurationError, GenerationError
+from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.types import FinishReason, Sample
+
+ATTEMPTS = 3
+"""How often a turn is asked for when the connection breaks or the server answers with an error of its own (5xx)."""
+
+
+class CompletionsGenerator:
+    """Implements `Generator` on a server whose weights are its own business.
+
+    Args:
+        url: The server, with or without `/v1`.
+        model: The name it serves the model by; None where it serves one only.
+        api_key: Sent as a bearer token.
+        timeout: Seconds that a turn may take.
+
+    Raises:
+        ConfigurationError: There is no such server, or it does not serve such a model.
+    """
+
+    def __init__(
+        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600.0
+    ) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._timeout = timeout
+        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self.stats = GenerationStats()
+        self.model, self._max_context = self._served(model)
+
+    @property
+    def owns_weights(self) -> bool:
+        """The server has its own."""
+        return True
+
+    @property
+    def max_context(self) -> int | None:
+        """What the server says of the model, None where it says nothing."""
+        return self._max_context
+
+    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+        """Sample one turn; see `Generator.sample`."""
+        reply = await self._ask(turn_request(self.model, ids, params))
+        sample = read_turn(reply, params)
+        self.stats.prefilled_tokens += len(ids)
+        self.stats.decoded_tokens += len(sample.ids)
+        self.stats.forward_passes += 1
+        return sample
+
+    def release(self, session: str) -> None:
+        """The server forgets by itself."""
+
+    def sync(self, weights_version: int) -> None:
+        """The server's weights do not change."""
+
+    def close(self) -> None:
+        """Forget the connections; they end with the loops that they belong to."""
+        self._clients.clear()
+
+    async def _ask(self, body: dict[str, Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        if (client := self._clients.get(loop)) is None:
+            limits = httpx.Limits(max_connections=None)
+            client = httpx.AsyncClient(headers=self._headers, timeout=self._timeout, limits=limits)
+            self._clients[loop] = client
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                reply = await client.post(f"{self._url}/v1/completions", json=body)
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if reply.status_code < 400:
+                    return _json(reply)
+                problem = f"HTTP {reply.status_code}: {reply.text[:300]}"
+                if reply.status_code < 500:
+                    break
+            if attempt < ATTEMPTS:
+                await asyncio.sleep(2.0 ** (attempt - 1))
+        raise GenerationError(f"the server at {self._url} did not sample a turn: {problem}")
+
+    def _served(self, wanted: str | None) -> tuple[str, int | None]:
+        """The name and the context length of the model."""
+        try:
+            reply = httpx.get(f"{self._url}/v1/models", headers=self._headers, timeout=30.0)
+            reply.raise_for_status()
+            cards = {card["id"]: card for card in reply.json()["data"]}
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{self._url}/v1/models does not answer as an OpenAI-compatible server: {error}"
+            ) from error
+        if wanted is None and len(cards) == 1:
+            [wanted] = cards
+        if wanted is None or wanted not in cards:
+            raise ConfigurationError(f"{self._url} serves {sorted(cards)}, not {wanted!r}; name one of them")
+        length = cards[wanted].get("max_model_len")
+        return wanted, length if isinstance(length, int) else None
+
+
+def turn_request(model: str, ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+    """The body that asks for one turn; what shapes the distribution is written out, so no default of theirs counts."""
+    body = {
+        "model": model,
+        "prompt": list(ids),
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "seed": params.seed,
+        "stop_token_ids": sorted(params.stop_ids),
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    further = {"top_k": params.top_k, "min_p": params.min_p or 0.0, "repetition_penalty": params.repetition_penalty}
+    return body | further
+
+
+def read_turn(reply: Any, params: SamplingParams) -> Sample:
+    """Read a turn from the answer.
+
+    Raises:
+        GenerationError: There are no token ids in it.
+    """
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    ids = choices[0].get("token_ids") if isinstance(choices, list) and choices else None
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        raise GenerationError(
+            "the server answers without the ids of the sampled tokens, so it cannot be evaluated token-exactly: serve "
+            f"the model with vLLM 0.10.2 or newer (`vllm serve`). It said {reprlib.repr(reply)}"
+        )
+    stopped = ids[-1] in params.stop_ids
+    return Sample(ids, [math.nan] * len(ids), FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+def _json(reply: httpx.Response) -> Any:
+    try:
+        return reply.json()
+    except ValueError:
+        return reply.text

@@ -1,0 +1,124 @@
+"""`agentrl rollout` as it is typed, on a local model and against a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from agentrl.rollout.journal.records import Records
+from agentrl.testing.tokenizers import qwen_like_tokenizer
+from tests.cli.typing_commands import COUNTER, run, save_model
+
+TOKENIZER = qwen_like_tokenizer("compact")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rollout")
+    (folder / "counter.py").write_text(COUNTER)
+    save_model(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    """Counts to the target as vLLM would: ids in, ids out. With `mute`, it answers with text alone."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._answer({"data": [{"id": "served", "max_model_len": 4096}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.server.bodies.append(body)
+            prompt = TOKENIZER.decode(body["prompt"])
+            target = prompt.split("Increment to ")[1][0]
+            call = {"name": "increment", "arguments": {"step": int(target)}}
+            text = "done" if "tool_response" in prompt else f"<tool_call>{json.dumps(call)}</tool_call>"
+            ids = TOKENIZER.encode(text + "<|im_end|>")
+            self._answer({"choices": [{"text": text} if self.server.mute else {"text": text, "token_ids": ids}]})
+
+        def _answer(self, value: object) -> None:
+            content = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.bodies, server.mute = [], False
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_local_model_is_evaluated_and_its_episodes_are_kept(folder):
+    arguments = ["rollout", "--env", f"{folder}/counter.py:Counter", "--model", folder / "model", "-n", 6, "--group", 2]
+    code, text, _ = run(*arguments, "--max-completion-length", 12, "--out", folder / "kept", "--json")
+    assert code == 0
+    report = json.loads(text)
+    assert (report["episodes"], report["tasks"], report["scored"]) == (6, 3, 6)
+    assert report["passes"].keys() == {"1", "2"}
+    assert sum(bin_["episodes"] for bin_ in report["histogram"]) == 6
+    assert 6 <= report["cost"]["sampled_tokens"] <= 72
+    with Records(folder / "kept") as records:
+        kept = records.summaries()
+        played = {("eval", f"0.0.{task}", member) for task in range(3) for member in range(2)}
+        assert {(s.kind, s.group, s.member) for s in kept} == played
+        assert [s.rewards for s in kept] == [{"Counter": s.reward} for s in kept]
+        assert sum(s.sampled for s in kept) == report["cost"]["sampled_tokens"]
+
+
+def test_prompts_of_a_file_are_scored_by_a_function(folder):
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(3)))
+    arguments = ["--dataset", folder / "rows.jsonl", "--reward", f"{folder}/counter.py:length"]
+    code, text, _ = run("rollout", *arguments, "--model", folder / "model", "-n", 8, "--group", 2, "--top-k", 5)
+    assert code == 0
+    assert text.startswith("6 episodes of 3 tasks, 6 scored.")
+    assert "pass@2" in text
+
+
+def test_a_server_is_given_ids_and_gives_ids(folder, server):
+    """Whatever shapes the distribution is said, so that nobody's defaults count."""
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    arguments = ["rollout", "--env", f"{folder}/counter.py:Counter", "--model", folder / "model", "--base-url", url]
+    code, text, _ = run(*arguments, "-n", 4, "--group", 2, "--temperature", 0.7, "--json")
+    report = json.loads(text)
+    assert code == 0
+    assert report["outcomes"] == {"finished": 4}
+    assert report["passes"]["1"] == {"value": 1.0, "low": pytest.approx(0.3424, abs=1e-4), "high": 1.0}
+    assert len(server.bodies) == 8
+    for body in server.bodies:
+        assert (body["model"], body["temperature"], body["return_token_ids"]) == ("served", 0.7, True)
+        assert body["top_p"] == 1.0
+        assert TOKENIZER.eos_token_id in body["stop_token_ids"]
+    server.mute = True
+    code, _, complaint = run(*arguments, "-n", 2, "--group", 2)
+    assert code == 1
+    assert "without the ids of the sampled tokens" in complaint
+
+
+def test_what_is_mistyped_exits_with_2(folder):
+    env, model = ["--env", f"{folder}/counter.py:Counter"], ["--model", folder / "model"]
+    for arguments, said in [
+        (model, "name an environment"),
+        ([*env, *model, "--group", 9, "-n", 4], "--group 9"),
+        ([*env, "--model", folder / "nothing"], "no tokenizer could be loaded"),
+        ([*env, *model, "--dataset", folder / "no.jsonl"], "no such file"),
+        ([*env, *model, "--chat-template-kwargs", "[1]"], "expects a JSON object"),
+        ([*env, *model, "--base-url", "http://127.0.0.1:9"], "does not answer"),
+        ([*env, *model, "--served-model", "x"], "goes with --base-url"),
+        (["--env", "gym:NoSuch-v0", *model], "NoSuch"),
+    ]:
+        code, _, complaint = run("rollout", *arguments)
+        assert (code, said in complaint) == (2, True), complaint
