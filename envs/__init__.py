@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "Harbor": "agentrl.envs.harbor",
     "ORS": "agentrl.envs.ors",
     "OpenEnv": "agentrl.envs.openenv",
 }
