@@ -18,7 +18,9 @@ class Plain(NamedTuple):
 
 def read_plain(dockerfile: Path) -> Plain | None:
     """What a Dockerfile of nothing but `FROM`, `WORKDIR` and `ENV NAME=value` says, None for any other."""
-    workdir, env, bases = None, {}, 0
+    workdir: str | None = None
+    env: dict[str, str] = {}
+    bases = 0
     for line in dockerfile.read_text(encoding="utf-8", errors="replace").splitlines():
         word, _, rest = line.strip().partition(" ")
         if not word or word.startswith("#"):

@@ -54,6 +54,7 @@ class HarborEnvironment:
         self._agent = Agent(timeout, max_output)
         self._turn = asyncio.Lock()
         self._home: Home | None = None
+        self._left: float | None = None
         self.tool_schemas = self._agent.schemas(self._names)
         self.rewards: Rewards = {}
 

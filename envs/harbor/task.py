@@ -169,7 +169,7 @@ def _step(top: _Reader, entry: _Reader | None, folder: Path, place: Place) -> St
     shared = [top.path / "tests"] if entry is not None else []
     tests = tuple(tests for tests in [*shared, folder / "tests"] if tests.is_dir())
     agent, fallback = own.table("agent"), top.table("agent")
-    artifacts = [*top.list("artifacts"), *(own.list("artifacts") if entry is not None else [])]
+    artifacts = [*top.array("artifacts"), *(own.array("artifacts") if entry is not None else [])]
     return Step(
         name=folder.name if entry is not None else "",
         instruction=instruction_text(instruction.read_text(encoding="utf-8")),
@@ -259,7 +259,7 @@ def _gate(entry: _Reader) -> Gate:
     for least in gate.values() if isinstance(gate, dict) else [gate]:
         if least is not None and (isinstance(least, bool) or not isinstance(least, int | float)):
             raise entry.error("min_reward", f"is {gate!r}, neither a number nor numbers by name")
-    return gate  # type: ignore[no-any-return]
+    return gate
 
 
 class _Reader:
@@ -287,14 +287,14 @@ class _Reader:
             raise self.error(name, "is missing")
         return str(self.values[name])
 
-    def list(self, name: str) -> list[Any]:
+    def array(self, name: str) -> list[Any]:
         return list(self.get(name, list, []))
 
     def table(self, name: str) -> _Reader:
         return self.within(self.get(name, dict, {}), f"{self._where}{name}.")
 
     def tables(self, name: str) -> list[_Reader]:
-        entries = self.list(name)
+        entries = self.array(name)
         if not all(isinstance(entry, dict) for entry in entries):
             raise self.error(name, "must be an array of tables")
         return [self.within(entry, f"{self._where}{name}[{number}].") for number, entry in enumerate(entries)]

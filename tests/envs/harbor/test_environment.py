@@ -51,7 +51,7 @@ def test_who_runs_what_and_what_each_may_know(tmp_path: Path) -> None:
 
 def test_traps_left_for_the_verifier(tmp_path: Path) -> None:
     """A folder, or a link, in place of the reward file is no reward; neither is a link in place of its folder."""
-    trap = "rm -rf /logs/verifier; mkdir -p /tmp/mine/reward.json; ln -s /tmp/mine /logs/verifier; echo 1 > /tmp/mine/reward.txt"
+    trap = "rm -rf /logs/verifier; mkdir -p /tmp/mine; ln -s /tmp/mine /logs/verifier; echo 1 > /tmp/mine/reward.txt"
     task = write_task(tmp_path / "t", "", "true")
     assert play(local(task), [trap]).fault is Fault.REWARD_MISSING
     assert play(local(task), ["mkdir -p /logs/verifier/reward.json/x"]).fault is Fault.REWARD_MISSING

@@ -101,15 +101,12 @@ def verifier(event: str, says: str, test: str, toml: str = "") -> Row:
     return fails(event, says, task={"test": test, "toml": toml})
 
 
+BAD_BUILD = {"dockerfile": "FROM agentrl-base:1\nRUN exit 3\n"}
+QUICK = "[verifier]\ntimeout_sec = 0.3"
+TWO = '{"a": 1, "b": 0}'
 TWICE = {"tries": 1 + RETRIES}
 ROWS = [
-    fails(
-        "the image cannot be built",
-        "cannot be built",
-        task={"dockerfile": "FROM agentrl-base:1\nRUN exit 3\n"},
-        docker=True,
-        **TWICE,
-    ),
+    fails("the image cannot be built", "cannot be built", task=BAD_BUILD, docker=True, **TWICE),
     fails("the health check fails", "the health check failed", task={"toml": HEALTH}, **TWICE),
     fails("the sandbox is killed between two calls", "is gone", calls=(WRITE, WRITE), kill=True, **TWICE),
     fails(
@@ -256,10 +253,10 @@ def test_two_hundred_rollouts_of_which_a_tenth_dies_hangs_or_lies(tmp_path: Path
     names = ["ok" if rng.random() > 0.05 else f"lie{rng.randrange(len(lies))}" for _ in range(200)]
     lost = 0
     try:
-        for step in range(20):
+        for step in range(10):
             tasks = [
                 Task(f"g{step}", n, 7, None, {"task": str(tmp_path / name)})
-                for n, name in enumerate(names[step * 10 : step * 10 + 10])
+                for n, name in enumerate(names[step * 20 : step * 20 + 20])
             ]
             trajectories = engine.run(tasks)
             for task, trajectory in zip(tasks, trajectories, strict=True):
