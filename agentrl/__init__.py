@@ -11,6 +11,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "AsyncGRPOConfig": "agentrl.training.async_arguments",
+    "AsyncGRPOTrainer": "agentrl.training.async_grpo",
+    "AsyncRLOOConfig": "agentrl.training.async_arguments",
+    "AsyncRLOOTrainer": "agentrl.training.async_rloo",
     "EnvironmentFailure": "agentrl.errors",
     "EpisodeDone": "agentrl.errors",
     "GRPOConfig": "agentrl.training.arguments",

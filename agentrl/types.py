@@ -67,13 +67,15 @@ class Sample:
         ids: The sampled ids, the stop token included when there is one.
         logprobs: The logprob of each id under the distribution it was drawn from, NaN where it is not known.
         finish: Why sampling stopped.
-        weights_version: The version of the weights that drew it.
+        weights_version: The version of the weights that drew its first id.
+        updates: Where the weights changed meanwhile: index of the first id that newer ones drew, and their version.
     """
 
     ids: list[int]
     logprobs: list[float]
     finish: FinishReason
     weights_version: int = 0
+    updates: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -167,6 +169,8 @@ class Turn:
         seconds: Time spent sampling.
         row: Index of its row in `Trajectory.rows`.
         listed_reward: The turn's entry of a list from `get_reward`.
+        weights_version: As of its `Sample`.
+        updates: As of its `Sample`.
     """
 
     start: int
@@ -176,6 +180,15 @@ class Turn:
     seconds: float = 0.0
     row: int = 0
     listed_reward: float | None = None
+    weights_version: int = 0
+    updates: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def versions(self) -> list[int]:
+        """The version of the weights that drew each sampled id."""
+        changes = [(0, self.weights_version), *self.updates]
+        ends = [index for index, _ in changes[1:]] + [self.stop - self.start]
+        return [version for (index, version), end in zip(changes, ends, strict=True) for _ in range(index, end)]
 
     @property
     def reward(self) -> float | None:

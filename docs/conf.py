@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 import agentrl
 from agentrl.training.arguments import REFUSED, GRPOConfig, RLOOConfig
+from agentrl.training.async_arguments import AsyncGRPOConfig
 
 project = "agentrl"
 author = "the agentrl authors"
@@ -96,6 +97,7 @@ def _write_tables(app: object = None) -> None:
         "grpo_arguments.md": _arguments(GRPOConfig, without=TrainingArguments),
         "grpo_only.md": _grpo_only(),
         "rloo_arguments.md": _arguments(RLOOConfig, without=GRPOConfig),
+        "async_arguments.md": _arguments(AsyncGRPOConfig, without=GRPOConfig),
     }
     for name, text in tables.items():
         (GENERATED / name).write_text(text, encoding="utf-8")

@@ -63,6 +63,14 @@ class Generator(Protocol):
     stats: GenerationStats
 
     @property
+    def owns_weights(self) -> bool:
+        """Whether it samples from weights of its own, which only `sync` renews.
+
+        Then the policy may be trained while turns are being sampled. A generator that shares the policy's weights
+        must be at rest whenever they change.
+        """
+
+    @property
     def max_context(self) -> int | None:
         """Most tokens a row may have, prompt and completion; None if unknown."""
 
@@ -83,7 +91,18 @@ class Generator(Protocol):
         """Forget a session; unknown sessions are ignored."""
 
     def sync(self, weights_version: int) -> None:
-        """Take notice of new weights: what was cached under older ones is stale."""
+        """Take notice of new weights: what was cached under older ones is stale.
+
+        A generator that owns its weights takes the policy's over before this returns, and goes on with the turns that
+        are being sampled: `Sample.updates` says from which id on newer weights drew. In a world of several processes
+        all of them call this, at the same place.
+
+        Args:
+            weights_version: The number of optimizer steps behind the weights.
+
+        Raises:
+            GenerationError: The weights could not be handed over.
+        """
 
     def close(self) -> None:
         """Free threads and memory; idempotent."""

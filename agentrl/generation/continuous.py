@@ -72,6 +72,13 @@ class ContinuousGenerator(ThreadedGenerator):
         engine = _Engine(model, {**defaults, **given, "return_logprobs": True}, stats)
         super().__init__(engine, stats, context_length(model))
 
+    def own_weights(self) -> None:
+        """Refuse: the engine of transformers cannot change weights while it samples."""
+        raise ConfigurationError(
+            "use_transformers_continuous_batching: the engine of transformers gives up its turns when weights change, "
+            "so it cannot sample while the policy is trained; leave it off to use the local generator"
+        )
+
 
 def refuses(model: PreTrainedModel) -> str | None:
     """Say why the engine cannot serve a model, or None if it can."""
@@ -106,7 +113,7 @@ class _Engine:
     """The core: a manager of transformers, made for the first request and stopped after the last session."""
 
     def __init__(self, model: PreTrainedModel, config: dict[str, Any], stats: GenerationStats):
-        self._model: Any = model
+        self.model: Any = model
         self._config = config
         self._stats = stats
         self._version = 0
@@ -193,10 +200,10 @@ class _Engine:
         return Sample(ids, logprobs, FinishReason.STOP if stopped else FinishReason.LENGTH, self._version)
 
     def _start(self, params: SamplingParams) -> None:
-        self._training = [module for module in self._model.modules() if module.training]
+        self._training = [module for module in self.model.modules() if module.training]
         config = GenerationConfig(do_sample=True, eos_token_id=-1, max_new_tokens=params.max_tokens, **settings(params))
         batching = ContinuousBatchingConfig(**self._config)
-        self._manager = self._model.init_continuous_batching(config, continuous_batching_config=batching)
+        self._manager = self.model.init_continuous_batching(config, continuous_batching_config=batching)
         self._manager.start()
         self._settings = settings(params)
 

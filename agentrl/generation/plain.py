@@ -111,7 +111,7 @@ class _Batches:
         autocast: Callable[[], AbstractContextManager[object]] | None,
         stats: GenerationStats,
     ):
-        self._model = model
+        self.model = model
         self._options = options
         self._autocast = autocast
         self._stats = stats
@@ -147,7 +147,7 @@ class _Batches:
         batch = [row for row in self._rows if settings(row.params) == first]
         self._rows = [row for row in self._rows if row not in batch]
         try:
-            with inference(self._model, self._autocast):
+            with inference(self.model, self._autocast):
                 self._generate(batch)
         except Exception as error:  # noqa: BLE001 - whatever a model raises has to reach those who wait
             for row in batch:
@@ -162,9 +162,9 @@ class _Batches:
     def _generate(self, batch: list[_Row]) -> None:
         """Run `generate` on a batch; the tokens arrive in the rows."""
         params = batch[0].params
-        device = next(self._model.parameters()).device
+        device = next(self.model.parameters()).device
         width = max(len(row.ids) for row in batch)
-        pad_id = self._model.config.get_text_config(decoder=True).pad_token_id
+        pad_id = self.model.config.get_text_config(decoder=True).pad_token_id
         pad_id = 0 if pad_id is None else pad_id
         input_BT = torch.tensor([[pad_id] * (width - len(row.ids)) + row.ids for row in batch], device=device)
         mask_BT = torch.tensor([[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in batch], device=device)
@@ -193,8 +193,8 @@ class _Batches:
                 **rest,
             )
 
-        with _own_defaults(self._model):
-            self._model.generate(
+        with _own_defaults(self.model):
+            self.model.generate(
                 input_ids=input_BT,
                 attention_mask=mask_BT,
                 generation_config=GenerationConfig(**fields),

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,11 +31,12 @@ class Request:
         done: Called once, with the sample or the error.
         budget: Positions that the whole cache has.
         arrival: Serial number; also of the session's last use.
-        version: Version of the weights that drew its first token.
+        versions: Versions of the weights that drew its tokens: where each one begins, and the version.
         fed: End of what was run for this turn, so that running it again counts as prefill.
         sampled: The ids drawn so far; they are at the end of the session's row too.
         logprobs: Their logprobs.
         uniforms: One number a token, from the seed.
+        settings: What `process_logits` is told to draw it by; requests with the same are drawn together.
         seen: Which ids occur in the row, bool [V]; kept where there is a repetition penalty.
     """
 
@@ -44,15 +46,17 @@ class Request:
     done: Answer
     budget: int = 0
     arrival: int = 0
-    version: int | None = None
+    versions: list[tuple[int, int]] = field(default_factory=list)
     fed: int = 0
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     uniforms: Random = field(init=False)
+    settings: tuple[tuple[str, Any], ...] = field(init=False)
     seen: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.uniforms = Random(self.params.seed)
+        self.settings = tuple(settings(self.params).items())
 
     @property
     def remaining(self) -> int:
@@ -74,7 +78,7 @@ def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:
     """Draw a token for each request and put it at the end of its row; who samples alike is drawn together."""
     alike = defaultdict(list)
     for index, request in enumerate(requests):
-        alike[tuple(settings(request.params).items())].append(index)
+        alike[request.settings].append(index)
     for common, indices in alike.items():
         chosen = [requests[index] for index in indices]
         logits_NV = logits_RV if len(alike) == 1 else logits_RV[indices]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from transformers import PreTrainedModel
+
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.generation.requests import Request, draw_next
@@ -39,6 +41,15 @@ class Scheduler:
         self._decoding: list[Request] = []  # its i-th row is slot i
         self._turns = 0
         self._admit_again = False
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that the runner runs."""
+        return self._runner.model
+
+    @model.setter
+    def model(self, model: PreTrainedModel) -> None:
+        self._runner.model = model
 
     @property
     def busy(self) -> bool:
@@ -131,8 +142,6 @@ class Scheduler:
             session.evicted = False
             if donor is not None and donor.slot is not None:  # making room may have evicted it
                 self._pool.share(donor, session, shared)
-            if request.version is None:
-                request.version = self.version
             if request.remaining == 1:
                 self._join(request)
             else:
@@ -192,6 +201,8 @@ class Scheduler:
                 self._advance(request, count)
             ready = [index for index, request in enumerate(batch) if request.remaining == 0]
             self._stats.forward_passes += 1
+            for index in ready:
+                self._note_version(batch[index])
             draw_next([batch[index] for index in ready], logits_BV[ready])
             self._stats.decoded_tokens += len(ready)
         except Exception as error:  # noqa: BLE001 - whatever a model raises has to reach those who wait
@@ -206,6 +217,10 @@ class Scheduler:
                 self._join(request)
                 self._admit_again = True
             self._finish(request)
+
+    def _note_version(self, request: Request) -> None:
+        if not request.versions or request.versions[-1][1] != self.version:
+            request.versions.append((len(request.sampled), self.version))
 
     def _advance(self, request: Request, count: int) -> None:
         session = request.session
@@ -252,8 +267,8 @@ class Scheduler:
         else:
             return
         self._leave(request)
-        version = self.version if request.version is None else request.version
-        self._answer(request, Sample(request.sampled, request.logprobs, finish, version))
+        (_, version), *updates = request.versions
+        self._answer(request, Sample(request.sampled, request.logprobs, finish, version, tuple(updates)))
 
     def _answer(self, request: Request, answer: Sample | GenerationError) -> None:
         self._retire(request)

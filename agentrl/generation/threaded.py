@@ -2,8 +2,10 @@
 
 Requests come in by a queue and samples go back to the event loop of whoever awaits them. The thread starts
 with the first request, sleeps while there is nothing to do, and ends with `close`. What it runs is a
-`Core`, which knows neither threads nor event loops. The weights may change only while no request is
-unanswered; `sync` comes after that."""
+`Core`, which knows neither threads nor event loops.
+
+A model that is shared with the trainer may change only while no request is unanswered; `sync` comes after that. The
+model of a `Mirror` is changed by `sync` alone, in this thread, between two steps of the core."""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.mirror import Mirror
 from agentrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -27,6 +31,9 @@ Answer = Callable[[Sample | GenerationError], None]
 
 class Core(Protocol):
     """Turns requests into samples, one step at a time; all calls come from one thread."""
+
+    model: Any
+    """What it runs; may be replaced while it is not busy."""
 
     @property
     def busy(self) -> bool:
@@ -42,7 +49,7 @@ class Core(Protocol):
         """Forget a session."""
 
     def renew(self, version: int) -> None:
-        """Forget what was computed with older weights."""
+        """Forget what was computed with older weights; unanswered requests go on with the new ones."""
 
     def step(self) -> None:
         """Work for a while."""
@@ -63,6 +70,7 @@ class ThreadedGenerator:
     def __init__(self, core: Core, stats: GenerationStats, max_context: int | None):
         self.stats = stats
         self._core = core
+        self._mirror: Mirror | None = None
         self._max_context = max_context
         self._inbox: queue.SimpleQueue[Callable[[Core], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -73,6 +81,26 @@ class ThreadedGenerator:
     def max_context(self) -> int | None:
         """Most tokens a row may have, from the model's config."""
         return self._max_context
+
+    @property
+    def owns_weights(self) -> bool:
+        """Whether the model is the copy of a `Mirror`."""
+        return self._mirror is not None
+
+    def follow(self, mirror: Mirror) -> None:
+        """Say that the model is the copy of a mirror, which `sync` updates from now on."""
+        self._mirror = mirror
+
+    def own_weights(self) -> None:
+        """From now on sample from a copy of the model, which `sync` renews; to be called before the first `sample`.
+
+        Raises:
+            ConfigurationError: What runs the model cannot change its weights on the way.
+        """
+        if not self.owns_weights:
+            mirror = Mirror(self._core.model)
+            self._core.model = mirror.model
+            self.follow(mirror)
 
     async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""
@@ -95,8 +123,31 @@ class ThreadedGenerator:
         self._inbox.put(lambda core: core.release(session))
 
     def sync(self, weights_version: int) -> None:
-        """Drop what was cached under older weights; later samples carry this version."""
-        self._inbox.put(lambda core: core.renew(weights_version))
+        """Drop what was cached under older weights; what is sampled from here on carries this version.
+
+        With a mirror it returns once the weights are taken over, at the end of the step that is being run.
+        """
+        mirror = self._mirror
+        if mirror is None:
+            self._inbox.put(lambda core: core.renew(weights_version))
+            return
+        done: Future[None] = Future()
+
+        def renew(core: Core) -> None:
+            try:
+                mirror.update()
+                core.renew(weights_version)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            if self._thread is None:
+                renew(self._core)
+            else:
+                self._inbox.put(renew)
+        done.result()
 
     def close(self) -> None:
         """End the thread and free the cache; requests without an answer get a `GenerationError`.

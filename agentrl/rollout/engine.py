@@ -3,7 +3,7 @@
 Each rollout is one coroutine on the engine's event loop; it waits for its own generator call, its own tools and its
 own environment, never for another rollout's. The loop lives in a thread of its own, so `run` works from the main
 thread, from any other thread and from inside a running loop (a notebook). It starts with the first `run` and ends
-with `close`.
+with `close`. `start` plays while the caller does something else.
 
 A rollout whose environment fails (`agentrl.rollout.episode` says when) is tried again after a while on a fresh
 instance with the same task and seed, then given up; its trajectory carries the failure and no reward. When too many
@@ -21,11 +21,15 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator, SamplingParams
+from agentrl.rollout.admission import Admission
+from agentrl.rollout.busy import Busy
 from agentrl.rollout.environments import merge_tools
 from agentrl.rollout.episode import Episode, Stage
 from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
@@ -33,6 +37,7 @@ from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.journal.records import RolloutRecord, State
 from agentrl.rollout.limits import Limits
 from agentrl.rollout.loop import LoopThread
+from agentrl.rollout.play import Play
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
 from agentrl.rollout.replay import Diverged
@@ -66,11 +71,13 @@ class RolloutEngine:
             any number.
         journal: Where every turn is kept before the next one is sampled. What its open window holds of a task is not
             played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
+        max_concurrency: Most episodes at once, over everything that is being played; None for any number.
 
     Attributes:
         tools: The standalone tools, by name.
         hands_over_environments: Whether whoever gets the trajectories needs the environments that played them. Then
             what the journal holds of a rollout is used only where its environment is `replayable`.
+        asking: How long the generator has had something to do.
 
     Raises:
         ToolDefinitionError: A tool or an environment does not meet the contract.
@@ -91,17 +98,21 @@ class RolloutEngine:
         tool_policy: ToolPolicy | None = None,
         tool_max_failures: int | None = 100,
         journal: Journal | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
         self.generator = generator
         self.journal = journal
         self.hands_over_environments = True
         self.renderer = renderer
         self.limits = limits or Limits(max_context=generator.max_context)
+        self.asking = Busy()
+        self._max_concurrency = max_concurrency
+        self._admission = Admission(max_concurrency)
         self._loop = LoopThread()
         self._threads = Threads()
         self._failures = failures or FailurePolicy()
         self._recent = FailureWindow(self._failures)
-        self._cancelled = threading.Event()
+        self._playing: set[threading.Event] = set()
         self._runs = 0
         self._sampling = replace(sampling or SamplingParams(max_tokens=1), stop_ids=renderer.stop_ids)
         self.tools = make_tools(tools)
@@ -123,8 +134,38 @@ class RolloutEngine:
             ToolBrokenError: A tool fails wherever it is called.
             GenerationError: The generator cannot go on.
         """
+        return self.wait(self.start(tasks, urgent=True))
+
+    def start(self, tasks: Sequence[Task], *, urgent: bool = False) -> Play:
+        """Begin to play one episode for each task, beside whatever is being played already; see `wait`.
+
+        Args:
+            tasks: What to play.
+            urgent: Whether these episodes come before those that still wait for a place among `max_concurrency`.
+        """
         self._runs += 1
-        trajectories = self.await_(self._run(list(tasks), self._runs))
+        journal = None if self.journal is None else self.journal.with_this_window()
+        play = Play(list(tasks))
+        play.future = self._loop.start(self._run(play, self._runs, urgent, journal))
+        return play
+
+    def wait(self, play: Play, others: Iterable[Play] = ()) -> list[Trajectory]:
+        """Wait until all episodes of a play have ended; as `run`.
+
+        Args:
+            play: What to wait for. `KeyboardInterrupt` here cancels it.
+            others: An error of one of these is raised too, at once.
+        """
+        failing = [other.future for other in others if other is not play]
+        try:
+            self._loop.wait(play.future, _first_failure(failing))
+            for future in failing:
+                if future.done():
+                    future.result()
+            trajectories = play.future.result()
+        except BaseException:
+            play.future.cancel()
+            raise
         try:
             self._recent.check()
         except BaseException:
@@ -144,7 +185,9 @@ class RolloutEngine:
         Raises:
             Diverged: The environment does not do again what the record says, or the prompt is rendered otherwise.
         """
-        episode = Episode(self._stage(None), record.task, f"on/{record.summary.id}", record=record.before(turn))
+        episode = Episode(
+            self._stage(None, threading.Event()), record.task, f"on/{record.summary.id}", record=record.before(turn)
+        )
         return self.await_(episode.play())
 
     def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -166,8 +209,9 @@ class RolloutEngine:
         return self._threads.abandoned
 
     def cancel(self) -> None:
-        """End all rollouts of the current `run` at their next limit check, with what they have so far."""
-        self._cancelled.set()
+        """End all rollouts that are being played at their next limit check, with what they have so far."""
+        for cancelled in list(self._playing):
+            cancelled.set()
 
     def release(self, trajectories: Sequence[Trajectory]) -> None:
         """Give the trajectories' environments back to the pool; call it when the rewards are known."""
@@ -189,15 +233,16 @@ class RolloutEngine:
             self._loop.run_for(CLOSE_SECONDS, self.environments.close(), "closing the environments")
         self._loop.close()
         self._runner.forget_loop()
+        self._admission = Admission(self._max_concurrency)  # what was left behind keeps its place in the old one
         self._threads.close()
 
-    async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
-        self._cancelled.clear()
-        stage = self._stage(self.journal)
+    async def _run(self, play: Play, run: int, urgent: bool, journal: Journal | None) -> list[Trajectory]:
+        self._playing.add(cancelled := threading.Event())
+        stage = self._stage(journal, cancelled)
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
-            for i, task in enumerate(tasks):
-                rollouts.append(asyncio.create_task(self._rollout(stage, task, f"{run}/{i}")))
+            for i in range(len(play.tasks)):
+                rollouts.append(asyncio.create_task(self._rollout(stage, play, i, f"{run}/{i}", urgent)))
                 # One at a time: else every rollout would render and parse before the first tool starts, and
                 # all tools would end together too, so that nothing of our own work hides behind them.
                 await asyncio.sleep(0)
@@ -208,9 +253,10 @@ class RolloutEngine:
                     rollout.result()  # one error ends them all
             return [rollout.result() for rollout in rollouts]
         finally:
+            self._playing.discard(cancelled)
             await _end(rollouts)
 
-    def _stage(self, journal: Journal | None) -> Stage:
+    def _stage(self, journal: Journal | None, cancelled: threading.Event) -> Stage:
         return Stage(
             generator=self.generator,
             renderer=self.renderer,
@@ -219,22 +265,28 @@ class RolloutEngine:
             runner=self._runner,
             tools=self.tools,
             environments=self.environments,
-            cancelled=self._cancelled,
+            cancelled=cancelled,
+            asking=self.asking,
             journal=journal,
         )
 
-    async def _rollout(self, stage: Stage, task: Task, name: str) -> Trajectory:
-        record = await self._usable_record(task)
+    async def _rollout(self, stage: Stage, play: Play, index: int, name: str, urgent: bool) -> Trajectory:
+        async with self._admission.place(urgent=urgent):
+            trajectory = play.finished[index] = await self._attempts(stage, play.tasks[index], name)
+        self._recent.add(trajectory)
+        return trajectory
+
+    async def _attempts(self, stage: Stage, task: Task, name: str) -> Trajectory:
+        record = await self._usable_record(stage.journal, task)
         if record is not None and record.summary.state is State.ENDED and not self._needs_environment:
-            self._recent.add(trajectory := record.trajectory())
-            return trajectory
+            return record.trajectory()
         for attempt in range(0 if record is None else record.summary.attempt, self._failures.retries + 1):
             trajectory = await self._attempt(stage, task, f"{name}/{attempt + 1}", attempt, record)
             trajectory.retries, record = attempt, None
             failure = trajectory.failure
             if failure is None or not failure.retry:
                 break
-            if attempt == self._failures.retries or self._cancelled.is_set():
+            if attempt == self._failures.retries or stage.cancelled.is_set():
                 break
             delay = backoff(attempt + 1, self._failures.delay)
             logger.warning(
@@ -247,22 +299,21 @@ class RolloutEngine:
                 delay,
             )
             await asyncio.sleep(delay)
-        self._recent.add(trajectory)
         return trajectory
 
     @property
     def _needs_environment(self) -> bool:
         return self.environments is not None and self.hands_over_environments
 
-    async def _usable_record(self, task: Task) -> RolloutRecord | None:
+    async def _usable_record(self, journal: Journal | None, task: Task) -> RolloutRecord | None:
         """What the journal holds of a task, if the rollout can be given back or go on."""
-        if self.journal is None or (record := await self.journal.recorded(task)) is None:
+        if journal is None or (record := await journal.recorded(task)) is None:
             return None
         if self.environments is None or self.environments.spec(task.environment).replayable:
             return record
         if record.summary.state is State.ENDED and not self._needs_environment:
             return record
-        self.journal.supersede(record)
+        journal.supersede(record)
         return None
 
     async def _attempt(
@@ -277,6 +328,21 @@ class RolloutEngine:
                 assert stage.journal is not None
                 stage.journal.supersede(record)
         return await Episode(stage, task, session, attempt).play()
+
+
+def _first_failure(futures: Sequence[Future[Any]]) -> Future[None]:
+    """Done when one of several futures fails."""
+    first: Future[None] = Future()
+
+    def look(future: Future[Any]) -> None:
+        if future.cancelled() or future.exception() is None:
+            return
+        with suppress(InvalidStateError):  # another one was quicker
+            first.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(look)
+    return first
 
 
 async def _end(rollouts: list[asyncio.Task[Trajectory]]) -> None:

@@ -22,6 +22,7 @@ from agentrl.chat.forks import Continuation
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, RewardError
 from agentrl.generation.base import Generator, SamplingParams
+from agentrl.rollout.busy import Busy
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation, trajectory_of
 from agentrl.rollout.environments import episode_done, merge_tools
@@ -67,6 +68,7 @@ class Stage:
         tools: The standalone tools.
         environments: Where instances come from, None without environments.
         cancelled: Set when all episodes are to end.
+        asking: Measures how long the generator has something to do.
         journal: Where turns are kept, None for nowhere.
     """
 
@@ -78,6 +80,7 @@ class Stage:
     tools: Mapping[str, Tool]
     environments: EnvironmentPool | None
     cancelled: threading.Event
+    asking: Busy
     journal: Journal | None = None
 
 
@@ -210,11 +213,20 @@ class Episode:
             if (limit := reached(self.stage.limits, progress)) is not None:
                 return _outcome_of(limit), limit
             began = time.monotonic()
-            sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
+            with self.stage.asking:
+                sample = await self.stage.generator.sample(self.session, conversation.ids, self._params(progress))
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began
-            turn = Turn(start, stop, sample.finish, seconds=seconds, row=len(conversation.rows))
+            turn = Turn(
+                start,
+                stop,
+                sample.finish,
+                seconds=seconds,
+                row=len(conversation.rows),
+                weights_version=sample.weights_version,
+                updates=sample.updates,
+            )
             self.sampled = turn, sample
             ending = self._ending(turn, calls)
             results = [] if ending else await self._run_tools(calls)
@@ -278,7 +290,7 @@ class Episode:
 
     def _finish_turn(self, turn: Turn, results: list[ToolResult]) -> None:
         """Take a turn into the books, with the answers to its calls: from here on it is part of the trajectory."""
-        self.turns.append(Turn(turn.start, turn.stop, turn.finish, tuple(results), turn.seconds, turn.row))
+        self.turns.append(replace(turn, results=tuple(results)))
         self.sampled = None
         late = [self.tools[result.call.name] for result in results if result.timed_out]
         if any(tool.instance is not None for tool in late):

@@ -36,10 +36,9 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. `KeyboardInterrupt` here cancels it there."""
-        loop = self._running()
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        future = self.start(coroutine)
         try:
-            self._wait(future, loop)
+            self.wait(future)
             return future.result()
         except BaseException:
             # Ctrl-C in the waiting thread must not leave rollouts (and sessions on servers) running behind it.
@@ -54,9 +53,9 @@ class LoopThread:
         else:
             logger.warning("%s did not end within %g s; the event loop is at %s", what, seconds, self._place())
 
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine without waiting for it."""
-        asyncio.run_coroutine_threadsafe(coroutine, self._running())
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running())
 
     def close(self) -> None:
         """Cancel what runs, and end the loop and its thread; both waits are bounded."""
@@ -79,11 +78,12 @@ class LoopThread:
                 self._thread.start()
             return self._loop
 
-    def _wait(self, future: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for a result, and now and then look whether the loop still lives."""
-        while not concurrent.futures.wait([future], BLOCKED_SECONDS).done:
+    def wait(self, *futures: concurrent.futures.Future[Any]) -> None:
+        """Wait for the first of several, and now and then look whether the loop still lives."""
+        first = concurrent.futures.FIRST_COMPLETED
+        while not concurrent.futures.wait(futures, BLOCKED_SECONDS, return_when=first).done:
             beat = threading.Event()
-            loop.call_soon_threadsafe(beat.set)
+            self._running().call_soon_threadsafe(beat.set)
             if not beat.wait(BLOCKED_SECONDS):
                 logger.warning(
                     "the event loop has been blocked for %g s, and with it all rollouts, at %s: an async tool or "

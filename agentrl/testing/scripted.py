@@ -50,6 +50,11 @@ class ScriptedGenerator:
         self.stats = GenerationStats()
 
     @property
+    def owns_weights(self) -> bool:
+        """A script does not depend on weights."""
+        return True
+
+    @property
     def max_context(self) -> int | None:
         """The context length given at construction."""
         return self._max_context

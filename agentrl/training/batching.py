@@ -60,8 +60,11 @@ class MicroBatch:
         advantages_R: Advantage of each row, float32 (R,).
         turn_advantages_N: Advantage of each target, float32 (N,), when turns of a row have advantages of their own;
             None when all targets have their row's. `advantages_R` is then that of the first turn.
-        old_logps_N: Logprobs under the policy that sampled, when that is no longer the policy itself.
+        old_logps_N: Logprobs under the policy that the trainer began the window with, when that is no longer the
+            policy itself. It is the one that sampled, except of stale targets.
         ref_logps_N: Logprobs under the reference policy, when there is one.
+        stale_N: Which targets older weights drew than those that the trainer began the window with, bool (N,); None
+            when none.
         denominators: Counts of the optimizer step that the batch belongs to, once they are known.
     """
 
@@ -79,6 +82,7 @@ class MicroBatch:
     old_logps_N: Tensor | None = None
     ref_logps_N: Tensor | None = None
     turn_advantages_N: Tensor | None = None
+    stale_N: Tensor | None = None
     denominators: Denominators | None = None
 
     @property
@@ -189,7 +193,8 @@ def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> dict[str, Any]:
     """Sequences side by side."""
-    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences]
+    # No model runs on no tokens at all; what nobody has a row for is padding that nobody looks at.
+    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences] or [[pad_token_id]]
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     width = _round_up(max([1, *map(len, rows)]), multiple)
     padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
@@ -197,7 +202,9 @@ def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> d
         "input_ids": torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width),
         "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
         "position_ids": None,
-        "sequences_at": tuple(Segment(0, 0, r * width, r * width + len(row)) for r, row in enumerate(rows)),
+        "sequences_at": tuple(
+            Segment(0, 0, s * width, s * width + len(row)) for s, row in enumerate(rows[: len(sequences)])
+        ),
         "segments": None,
     }
 

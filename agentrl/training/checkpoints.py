@@ -16,9 +16,10 @@ import json
 import logging
 import os
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import safetensors
 import safetensors.torch
@@ -31,6 +32,8 @@ from agentrl.training.metrics import MetricStore
 from agentrl.training.windows import Window
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STATE = "trainer_state.json"
 
@@ -108,9 +111,18 @@ def load_in_flight(folder: str | Path, shape: Shape) -> InFlight:
         batches = []
         for index, plain in enumerate(saved["batches"]):
             held = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"{index}.")}
-            batches.append(MicroBatch(**_fields(MicroBatch, plain) | held))
+            batches.append(MicroBatch(**fields_of(MicroBatch, plain) | held))
         window = Window(tuple(saved["identity"]), saved["rows"], batches, metrics={}, own_metrics=[], tokens_seen=0)
     return InFlight(window, MetricStore.of(header["metrics"]))
+
+
+def processes_of(folder: str | Path) -> int | None:
+    """Return how many processes wrote a checkpoint, None if it does not say."""
+    if not (share := Path(folder) / share_name(0)).exists():
+        return None
+    with safetensors.safe_open(share, framework="pt") as file:
+        number: int = json.loads(file.metadata()["agentrl"])["shape"]["world_size"]
+    return number
 
 
 def last_complete(output_dir: str | Path) -> str | None:
@@ -128,11 +140,8 @@ def _is_complete(folder: Path) -> bool:
         TrainerState.load_from_json(str(folder / STATE))
     except (OSError, ValueError, TypeError):
         return False
-    if not (share := folder / share_name(0)).exists():
-        return True  # save_only_model, or a checkpoint of another trainer
-    with safetensors.safe_open(share, framework="pt") as file:
-        world_size = json.loads(file.metadata()["agentrl"])["shape"]["world_size"]
-    return all((folder / share_name(rank)).exists() for rank in range(world_size))
+    # Without shares: save_only_model, or a checkpoint of another trainer.
+    return all((folder / share_name(rank)).exists() for rank in range(processes_of(folder) or 0))
 
 
 def _portable(shape: Shape) -> dict[str, int]:
@@ -140,7 +149,12 @@ def _portable(shape: Shape) -> dict[str, int]:
     return {name: value for name, value in dataclasses.asdict(shape).items() if name != "rank"}
 
 
-def _fields(cls: type, plain: dict[str, Any]) -> dict[str, Any]:
+def restored(cls: type[T], plain: dict[str, Any]) -> T:
+    """Make a dataclass of what `json` made of its `dataclasses.asdict`."""
+    return cls(**fields_of(cls, plain))
+
+
+def fields_of(cls: type, plain: dict[str, Any]) -> dict[str, Any]:
     """Give the fields of a dataclass the types that JSON took from them; those that were left out were None."""
     hints = get_type_hints(cls)
     return {spec.name: _typed(hints[spec.name], plain.get(spec.name)) for spec in dataclasses.fields(cls)}
@@ -155,8 +169,12 @@ def _typed(hint: Any, value: Any) -> Any:
     if get_origin(hint) is tuple:
         kinds = options if len(options) == len(value) and Ellipsis not in options else [options[0]] * len(value)
         return tuple(map(_typed, kinds, value))
+    if get_origin(hint) is list and dataclasses.is_dataclass(options[0]):
+        return [_typed(options[0], entry) for entry in value]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
     if isinstance(hint, type) and hasattr(hint, "_fields"):  # a NamedTuple
         return hint(*map(_typed, get_type_hints(hint).values(), value))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return hint(**_fields(hint, value))
+        return hint(**fields_of(hint, value))
     return value

@@ -128,3 +128,17 @@ def check_prompt(prompt: Prompt | None, where: str, environments: Environments |
             f"{where} of the dataset has the prompt {str(prompt)[:80]!r}; expected text or a list of messages, each "
             'with a "role".'
         )
+
+
+def given_datasets(train_dataset: Any, eval_dataset: Any) -> list[Any]:
+    """The training dataset and those of evaluation, as far as they were passed."""
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    return [dataset for dataset in (train_dataset, *evaluated) if dataset is not None]
+
+
+def common_columns(datasets: Sequence[Any]) -> set[str] | None:
+    """Return the columns that every dataset has, None where a stream does not say."""
+    names = [dataset.column_names for dataset in datasets]
+    if any(columns is None for columns in names):
+        return None
+    return set.intersection(*map(set, names)) if names else set()

@@ -30,6 +30,7 @@ from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
+from agentrl.training.checks import common_columns
 from agentrl.training.completions import CompletionLog, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
@@ -41,6 +42,7 @@ from agentrl.training.recording import Recorder
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
+from agentrl.training.sharding import WholeCopy, is_sharded
 from agentrl.training.windows import (
     BatchRewards,
     TrainingRow,
@@ -111,6 +113,7 @@ class Collector:
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
+        self._whole = WholeCopy(policy, args.device) if is_sharded(trainer) else None
         self.renderer = Renderer(
             tokenizer,
             template_kwargs=as_dict(args.chat_template_kwargs),
@@ -122,12 +125,14 @@ class Collector:
         if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator, self._owns_generator = generator, False
         else:
+            sampled = policy if self._whole is None else self._whole.model
             self.generator = (
-                generator_of(args, policy, trainer.compute_loss_context_manager)
+                generator_of(args, sampled, trainer.compute_loss_context_manager)
                 if generator is None
-                else generator(policy)
+                else generator(sampled)
             )
             self._owns_generator = True
+        self._prepare_generator()
         exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
         self.corrects_sampler = corrects_sampler and not exact
         self.sampling = sampling_of(args)
@@ -153,9 +158,10 @@ class Collector:
             tool_policy=ToolPolicy(timeout=args.tool_timeout),
             tool_max_failures=args.tool_max_failures,
             journal=recorder.journal,
+            max_concurrency=getattr(args, "max_concurrency", None),
         )
         pool = self.engine.environments
-        columns = _common_columns(datasets)
+        columns = common_columns(datasets)
         if pool is not None and columns is not None:
             pool.check_columns(columns)
         self.rewards = RewardSet(
@@ -169,9 +175,7 @@ class Collector:
         )
         self.rewards.to(args.device)
         self.engine.hands_over_environments = self.rewards.see_environments
-        self.reference = make_reference(model, args.beta)
-        if self.reference is not None and self.reference.copy is not None:
-            self.reference.copy.to(args.device)
+        self.reference = make_reference(model, args.beta, trainer)
         self.score_options: dict[str, bool] = {}
         self.arranger = Arranger(
             model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
@@ -202,8 +206,7 @@ class Collector:
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
         """
-        self.recorder.open_window(identity, self.trainer.state.global_step, self._settings)
-        draw = self._draw(tasks)
+        draw = self._take(identity, tasks)
         everywhere, mine = self._gather(draw.records)
         rewards = self._rewards_of(everywhere)
         discarded = Discarded()
@@ -229,9 +232,11 @@ class Collector:
         advantages = self._advantages(rewards, kl_R)
         self.recorder.add_advantages(draw.trajectories, advantages[mine])
         order = list(chain.from_iterable(plan))
+        ordered = [rows[r] for r in order]
         if advantages.dim() == 2:
-            micro_batches = add_turn_advantages(micro_batches, advantages[order], [rows[r] for r in order])
+            micro_batches = add_turn_advantages(micro_batches, advantages[order], ordered)
             advantages = advantages[:, 0]
+        micro_batches = self._mark_stale(identity, micro_batches, ordered)
         micro_batches = [
             dataclasses.replace(batch, advantages_R=advantages[torch.tensor(part, dtype=torch.int64)])
             for batch, part in zip(micro_batches, plan, strict=True)
@@ -252,13 +257,30 @@ class Collector:
             log=log,
         )
 
+    def _prepare_generator(self) -> None:
+        """Called once the generator is there; it may share the policy's weights: one rests while the other works."""
+
+    def _take(self, identity: Any, tasks: list[Task]) -> Draw:
+        """What a window has drawn with its own tasks."""
+        self._open_window(identity)
+        return self._draw(tasks)
+
+    def _mark_stale(self, identity: Any, batches: list[MicroBatch], rows: Sequence[TrainingRow]) -> list[MicroBatch]:
+        """Say which targets older weights drew: none, since weights do not change while a window is played."""
+        return batches
+
+    def _open_window(self, identity: Any, *, step: int | None = None, one_policy: bool = True) -> None:
+        """Say in the journal which window what is played from now on belongs to; see `Recorder.open_window`."""
+        step = self.trainer.state.global_step if step is None else step
+        self.recorder.open_window(identity, step, self._settings if one_policy else None)
+
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
         with self._interruptible():
-            return self._played_and_rewarded(tasks)
+            return self._reward(self._play(tasks))
 
-    def _played_and_rewarded(self, tasks: list[Task]) -> Draw:
-        trajectories = self._play(tasks)
+    def _reward(self, trajectories: list[Trajectory]) -> Draw:
+        """Reward trajectories and give their environments back."""
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
@@ -286,6 +308,12 @@ class Collector:
         """Take notice that the weights may have changed without an optimizer step."""
         self._synced = None
 
+    def end_rollouts(self) -> None:
+        """Give back the memory that only rollouts need, until there are some again."""
+        if self._whole is not None:
+            self._whole.free()
+            self._synced = None
+
     def close(self) -> None:
         """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
@@ -306,13 +334,20 @@ class Collector:
         generator = type(self.generator).__name__, args.bf16, args.fp16
         return self.sampling, sorted(self.renderer.stop_ids), self.engine.limits, template, generator, schemas
 
-    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+    def _sync(self) -> None:
+        """Tell the generator of new weights, once for each optimizer step."""
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
+            if self._whole is not None:
+                self._whole.gather(self.model)
             self.generator.sync(self._synced)
+
+    def _play(self, tasks: list[Task]) -> list[Trajectory]:
+        self._sync()
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
-        return self.engine.run(tasks)
+        with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
+            return self.engine.run(tasks)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
@@ -326,7 +361,7 @@ class Collector:
         trainer = self.trainer
         old_N = ref_N = None
         device = self.args.device
-        if not batch.tokens:
+        if not batch.tokens and self._whole is None:  # a pass through sharded weights takes all processes
             empty = torch.zeros(0)
             return dataclasses.replace(
                 batch,
@@ -403,11 +438,3 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def _common_columns(datasets: Sequence[Any]) -> set[str] | None:
-    """Return the columns that every dataset has, None where a stream does not say."""
-    names = [dataset.column_names for dataset in datasets]
-    if any(columns is None for columns in names):
-        return None
-    return set.intersection(*map(set, names)) if names else set()

@@ -14,6 +14,7 @@ A checkpoint that falls between two steps of one window holds that window, see `
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -175,6 +176,22 @@ class Schedule(Dataset[ScheduledStep]):
         rows = {p: dict(self._rows[order[first + p]]) for p in positions}
         return _step(self._shape, (epoch, window), within, rows)
 
+    def after(self, window: tuple[int, int]) -> Iterator[ScheduledStep]:
+        """The first steps of the windows that come after one, without an end."""
+        epoch, index = window
+        for number in count(epoch * self._windows + index + 1):
+            yield self[number * self._shape.steps_per_window]
+
+    def optimizer_step(self, window: tuple[int, int], accumulation: int) -> int:
+        """Which optimizer step is the first one to use a window; the last one of an epoch may be short.
+
+        Args:
+            window: The window.
+            accumulation: Training steps of an optimizer step.
+        """
+        epoch, index = window
+        return epoch * -(-len(self) // accumulation) + index * self._shape.steps_per_window // accumulation
+
     def redraw(self, window: tuple[int, int], positions: Sequence[int], number: int) -> ScheduledStep:
         """Give other prompts for some positions of a window; a function of the seed and the arguments alone.
 
@@ -218,20 +235,47 @@ class Stream(IterableDataset[ScheduledStep]):
     def __init__(self, rows: Iterable[Row], shape: Shape) -> None:
         self._rows = rows
         self._shape = shape
+        self._begin()
+
+    def _begin(self) -> None:
+        self._unread = self._windows()
+        self._read_ahead: deque[ScheduledStep] = deque()
+        self._passes: list[int] = []  # windows of each pass that has ended
 
     def __iter__(self) -> Iterator[ScheduledStep]:
+        self._begin()
+        while True:
+            first = self._read_ahead.popleft() if self._read_ahead else next(self._unread)
+            for within in range(self._shape.steps_per_window):
+                yield _step(self._shape, first.window, within, first.rows)
+
+    def after(self, window: tuple[int, int]) -> Iterator[ScheduledStep]:
+        """The first steps of the windows that come after the one that is being given out, without an end.
+
+        They are read ahead, once.
+        """
+        for ahead in count():
+            if ahead == len(self._read_ahead):
+                self._read_ahead.append(next(self._unread))
+            yield self._read_ahead[ahead]
+
+    def optimizer_step(self, window: tuple[int, int], accumulation: int) -> int:
+        """See `Schedule.optimizer_step`; passes do not interrupt an optimizer step here."""
+        epoch, index = window
+        return (sum(self._passes[:epoch]) + index) * self._shape.steps_per_window // accumulation
+
+    def _windows(self) -> Iterator[ScheduledStep]:
         for epoch in count():
             if hasattr(self._rows, "set_epoch"):
                 self._rows.set_epoch(epoch)
             stream = iter(self._rows)
             window = 0
             while len(prompts := list(islice(stream, self._shape.prompts))) == self._shape.prompts:
-                rows = {p: dict(prompts[p]) for p in _positions(self._shape)}
-                for within in range(self._shape.steps_per_window):
-                    yield _step(self._shape, (epoch, window), within, rows)
+                yield _step(self._shape, (epoch, window), 0, {p: dict(prompts[p]) for p in _positions(self._shape)})
                 window += 1
             if window == 0:
                 raise _too_few(len(prompts), self._shape)
+            self._passes.append(window)
 
 
 def make_tasks(step: ScheduledStep, shape: Shape, seed: int, *, redraw: int = 0) -> list[Task]:

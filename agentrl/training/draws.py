@@ -10,13 +10,14 @@ function of the seed, the window and the round; the order in which windows take 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.data import Schedule, Shape, Stream, make_tasks
+from agentrl.training.finished import FinishedRow
 from agentrl.training.metrics import RolloutRecord
 from agentrl.types import Task, Trajectory
 
@@ -56,6 +57,31 @@ class Draw:
     records: list[RolloutRecord]
     columns: dict[str, list[Any]] = field(default_factory=dict)
     own_metrics: list[tuple[str, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, finished: Iterable[FinishedRow]) -> Draw:
+        """Make a draw of rollouts that a checkpoint has kept."""
+        rows = list(finished)
+        names = dict.fromkeys(name for row in rows for name in row.columns)
+        columns = {name: [row.columns.get(name) for row in rows] for name in names}
+        return cls([r.trajectory for r in rows], [r.rewards for r in rows], [r.record for r in rows], columns)
+
+    def rows(self) -> list[FinishedRow]:
+        """The rows one by one."""
+        return [
+            FinishedRow(*row, {name: values[index] for name, values in self.columns.items() if index < len(values)})
+            for index, row in enumerate(zip(self.trajectories, self.rewards, self.records, strict=True))
+        ]
+
+    @classmethod
+    def join(cls, count: int, parts: Sequence[tuple[Sequence[int], Draw]]) -> Draw:
+        """Put draws together that have `count` rows between them, each with the places of its rows."""
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = cls(*([None] * count for _ in range(3)))  # type: ignore[arg-type]
+        for rows, part in parts:
+            whole.replace(rows, part)
+        return whole
 
     def replace(self, rows: Sequence[int], other: Draw) -> None:
         """Put the rows of another draw in the place of some of these."""

@@ -118,7 +118,7 @@ class GRPOTrainer(RolloutTrainer):
         """The policy loss, restricted and weighted as configured, with the KL term where beta is set."""
         args = self.args
         log_ratio_N = log_ratios(
-            scores.logps_N, self.old_logps(batch), batch.row_N, batch.rows, args.importance_sampling_level
+            scores.logps_N, self.old_logps(scores, batch), batch.row_N, batch.rows, args.importance_sampling_level
         )
         loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics, correct_sampler=self.collector.corrects_sampler)
         if args.beta and batch.ref_logps_N is not None:

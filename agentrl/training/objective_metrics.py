@@ -11,6 +11,7 @@ from agentrl.objectives.losses import Surrogate
 from agentrl.objectives.segments import row_counts, row_means
 from agentrl.training.batching import MicroBatch
 from agentrl.training.metrics import MetricStore
+from agentrl.training.old_policy import logps_when_sampled
 from agentrl.training.scoring import Scores
 
 
@@ -46,17 +47,16 @@ def mean_metric(name: str, values_N: Tensor, row_N: Tensor, rows: int, metrics: 
 
 
 def sampler_metrics(scores: Scores, batch: MicroBatch, metrics: MetricStore) -> None:
-    """Add `sampling/sampling_logp_difference/*`: how far the trainer's logprobs are from those the sampler reported."""
+    """Add `sampling/sampling_logp_difference/*`: how far the trainer's logprobs are from those the sampler reported.
+
+    Of stale targets nobody knows: the weights that drew them are gone.
+    """
     difference = (logps_when_sampled(scores, batch) - batch.sampler_logps_N).abs()
-    difference = difference[~difference.isnan()]  # NaN: the sampler does not know
+    known_N = ~difference.isnan()  # NaN: the sampler does not know
+    difference = difference[known_N if batch.stale_N is None else known_N & ~batch.stale_N]
     if known := difference.numel():
         metrics.add("sampling/sampling_logp_difference/mean", difference.mean().item(), known)
         metrics.add("sampling/sampling_logp_difference/max", difference.max().item(), how="max")
-
-
-def logps_when_sampled(scores: Scores, batch: MicroBatch) -> Tensor:
-    """What the trainer computes for the weights that sampled, (N,), no gradient."""
-    return scores.logps_N.detach() if batch.old_logps_N is None else batch.old_logps_N
 
 
 def weight_metrics(weight_N: Tensor, row_N: Tensor, rows: int, metrics: MetricStore, *, level: str) -> None:

@@ -18,7 +18,8 @@ from agentrl.objectives.selection import on_policy_tokens
 from agentrl.training.arguments import GRPOConfig
 from agentrl.training.batching import MicroBatch
 from agentrl.training.metrics import MetricStore
-from agentrl.training.objective_metrics import clip_metrics, logps_when_sampled, mean_metric, weight_metrics
+from agentrl.training.objective_metrics import clip_metrics, mean_metric, weight_metrics
+from agentrl.training.old_policy import logps_when_sampled
 from agentrl.training.scoring import Scores
 
 IMPLAUSIBLE_DIFFERENCE = 0.5

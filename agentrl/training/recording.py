@@ -48,12 +48,13 @@ class Recorder:
         Args:
             identity: Which window of training it is, None for one of evaluation.
             step: Optimizer steps so far.
-            settings: What decides, besides weights and tasks, what is sampled.
+            settings: What decides, besides weights and tasks, what is sampled; None for a window that more than one
+                policy plays, of which nothing is ever used again.
         """
         if self.journal is None:
             return
         train = identity is not None
-        policy = policy_digest(self._model, settings) if train else ""
+        policy = policy_digest(self._model, settings) if train and settings is not None else ""
         self.journal.open_window(
             kind="train" if train else "eval", step=step, identity=identity, policy=policy, weights_version=step
         )

@@ -65,7 +65,7 @@ class RLOOTrainer(RolloutTrainer):
         args = self.args
         surrogate = rloo_loss(
             scores.logps_N,
-            self.old_logps(batch),
+            self.old_logps(scores, batch),
             batch.advantages_R,
             batch.row_N,
             args.epsilon,

@@ -138,6 +138,30 @@ def add_turn_advantages(
     return done
 
 
+def staleness(row: TrainingRow, version: int) -> list[int]:
+    """How many versions older than the given one the weights were that drew each target of a row."""
+    return [version - drawn for turn in row.trajectory.turns for drawn in turn.versions] if row.trained else []
+
+
+def mark_stale(batches: Sequence[MicroBatch], rows: Sequence[TrainingRow], version: int) -> list[MicroBatch]:
+    """Note which targets of micro-batches were drawn by older weights than those of `version`.
+
+    A target whose logprob the sampler does not know has no other ratio than that of a fresh one.
+
+    Args:
+        batches: Cut from the rows, in order.
+        rows: R rows.
+        version: Of the weights that the trainer has now.
+    """
+    marked, first = [], 0
+    for batch in batches:
+        own, first = rows[first : first + batch.rows], first + batch.rows
+        behind_N = torch.tensor([behind for row in own for behind in staleness(row, version)], dtype=torch.int64)
+        stale_N = (behind_N > 0) & ~batch.sampler_logps_N.isnan()
+        marked.append(replace(batch, stale_N=stale_N if stale_N.any() else None))
+    return marked
+
+
 def window_metrics(
     records: Sequence[RolloutRecord], rewards: BatchRewards, signals_RC: Tensor, kl_R: Tensor | None, *, tools: bool
 ) -> dict[str, float]:

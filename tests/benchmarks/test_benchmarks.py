@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import runpy
 import sys
@@ -119,3 +120,51 @@ def test_parity_table(capsys):
     assert lines[0].startswith("TRL ")
     assert [line.split()[0] for line in lines[1:-2]] == ["dapo", "beta,"]
     assert lines[-1].endswith("within 1e-05")
+
+
+@pytest.mark.slow
+def test_async_vs_sync(run):
+    code, lines = run("async_vs_sync.py", "--quick", "--steps", "3", "--staleness", "1", "--tool-ms", "5")
+    assert code == 0
+    assert lines[-3].split()[:4] == ["seed", "staleness", "steps/min", "x"]
+    assert [line.split()[:2] for line in lines[-2:]] == [["0", "sync"], ["0", "1"]]
+
+
+@pytest.mark.slow
+def test_scale_sim_prints_what_is_real_beside_what_it_makes_of_it(run):
+    code, lines = run("scale_sim.py", "--check", "--quick", "--steps", "3")
+    assert code == 0
+    assert [line.split()[0] for line in lines[-4:]] == ["staleness", "sync", "1", "4"]
+
+
+def test_scale_sim_of_gpus(run):
+    code, lines = run("scale_sim.py", "--gpus", "16", "--rows", "16")
+    assert code == 0
+    assert lines[0].startswith("16 rows a step")
+    assert len(lines) == 3
+
+
+def test_scale_sim_simulates_what_can_be_worked_out_by_hand():
+    """One turn of 9 tokens and one decode step of prefill, 1 s each and 0.5 s for each row; 7 s of training."""
+    sim = runpy.run_path(str(BENCHMARKS / "scale_sim.py"))
+    profile = sim["Profile"]([[(9, 0.0)]], step_base=1.0, step_per_row=0.5, train_row=7.0)
+    steps = {
+        "alone, in turn": 60 / (15 + 7),
+        "one ahead": 60 / ((10 + 7) / 2),
+        "four ahead": 60 / 7,
+        "two on a replica of one row": 60 / (30 + 7 * 2),
+        "two on two replicas": 60 / (15 + 7 * 2),
+        "tools": 60 / (2 * 15 + 100 + 7),
+    }
+    layouts = {
+        "alone, in turn": (profile, sim["Layout"](1, 1, 1, 0)),
+        "one ahead": (dataclasses.replace(profile, step_per_row=0.0), sim["Layout"](1, 1, 1, 1)),
+        "four ahead": (dataclasses.replace(profile, step_per_row=0.0), sim["Layout"](1, 1, 1, 4)),
+        "two on a replica of one row": (dataclasses.replace(profile, most_rows=1), sim["Layout"](1, 1, 2, 0)),
+        "two on two replicas": (profile, sim["Layout"](2, 1, 2, 0)),
+        "tools": (dataclasses.replace(profile, rollouts=[[(9, 100.0), (9, 0.0)]]), sim["Layout"](1, 1, 1, 0)),
+    }
+    for name, (measured, layout) in layouts.items():
+        assert sim["simulate"](measured, layout).steps_a_minute == pytest.approx(steps[name]), name
+    result = sim["simulate"](profile, sim["Layout"](1, 1, 1, 0))
+    assert (result.trainer_busy, result.generator_busy) == (pytest.approx(7 / 22), pytest.approx(15 / 22))

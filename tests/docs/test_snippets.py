@@ -71,7 +71,7 @@ SHORT = {"max_steps": 1, "max_completion_length": 8, "logging_steps": 1}
 def short_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Shorten every run that a block makes, and let it write into a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    for config in (agentrl.GRPOConfig, agentrl.RLOOConfig):
+    for config in (agentrl.GRPOConfig, agentrl.RLOOConfig, agentrl.AsyncGRPOConfig, agentrl.AsyncRLOOConfig):
         monkeypatch.setattr(config, "__init__", _shortened(config.__init__))
 
 

@@ -18,11 +18,18 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import EOS, FIX_VOCAB_SIZE, fix_tokenizer
 from agentrl.training.arguments import RolloutConfig
+from agentrl.training.async_grpo import AsyncGRPOTrainer
+from agentrl.training.async_rloo import AsyncRLOOTrainer
 from agentrl.training.grpo import GRPOTrainer
 from agentrl.training.rloo import RLOOTrainer
 from agentrl.training.trainer import RolloutTrainer
 
-TRAINERS: dict[str, type[RolloutTrainer]] = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}
+TRAINERS: dict[str, type[RolloutTrainer]] = {
+    "grpo": GRPOTrainer,
+    "rloo": RLOOTrainer,
+    "async_grpo": AsyncGRPOTrainer,
+    "async_rloo": AsyncRLOOTrainer,
+}
 
 
 def first_fast(cases: Iterable[Any], count: int) -> list[Any]:

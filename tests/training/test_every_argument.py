@@ -17,7 +17,7 @@ import transformers
 from transformers import Trainer, TrainingArguments
 
 import agentrl
-from agentrl import GRPOConfig, RLOOConfig
+from agentrl import AsyncGRPOConfig, AsyncRLOOConfig, GRPOConfig, RLOOConfig
 from agentrl.generation.base import SamplingParams
 from agentrl.training.arguments import REFUSED
 from agentrl.training.generators import COMMON
@@ -33,7 +33,6 @@ READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "i
 
 QUALIFIES = {
     "vllm_": "use_vllm",
-    "ds3_": "deepspeed",
 }
 """Names that say how something is done; while that is refused they may go unread."""
 
@@ -117,7 +116,10 @@ MAPPED = {
 }
 
 
-@pytest.mark.parametrize("cls", [GRPOConfig, RLOOConfig])
+CONFIGS = [GRPOConfig, RLOOConfig, AsyncGRPOConfig, AsyncRLOOConfig]
+
+
+@pytest.mark.parametrize("cls", CONFIGS)
 def test_every_own_argument_is_read_or_refused(cls):
     """Invariant 10."""
     own = [spec.name for spec in dataclasses.fields(cls) if spec.name not in INHERITED]
@@ -140,7 +142,7 @@ def test_the_search_sees_what_is_ignored():
 
 
 def test_nothing_is_listed_for_no_reason():
-    fields = {spec.name for cls in (GRPOConfig, RLOOConfig) for spec in dataclasses.fields(cls)}
+    fields = {spec.name for cls in CONFIGS for spec in dataclasses.fields(cls)}
     assert set(REFUSED) <= fields
     assert set(NOTHING_TO_DO) <= fields - own_reads()
     assert set(COMMON) <= {spec.name for spec in dataclasses.fields(SamplingParams)}

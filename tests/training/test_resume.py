@@ -23,7 +23,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.objectives.aggregation import Denominators
 from agentrl.testing.models import tiny_model
 from agentrl.training.batching import MicroBatch, collate
-from agentrl.training.checkpoints import STATE, InFlight, _fields, last_complete, load_in_flight, save_in_flight
+from agentrl.training.checkpoints import STATE, InFlight, last_complete, load_in_flight, restored, save_in_flight
 from agentrl.training.data import Shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.trainer import RolloutTrainer
@@ -305,8 +305,8 @@ class Nested:
 def test_what_json_flattens_gets_its_types_back():
     value = Nested(Denominators(1, 2, 3, 4), (Place(1), Place(2, "x")), (5, "five"))
     text = json.loads(json.dumps(asdict(value)))
-    assert Nested(**_fields(Nested, text)) == value
-    assert all(type(place) is Place for place in Nested(**_fields(Nested, text)).places)
+    assert restored(Nested, text) == value
+    assert all(type(place) is Place for place in restored(Nested, text).places)
 
 
 def test_windows_that_are_cut_otherwise_by_now_are_played_again(tmp_path, caplog):

@@ -10,6 +10,7 @@ All work happens in the thread of `agentrl.rollout.journal.writer`, in the order
 
 from __future__ import annotations
 
+import copy
 import json
 import sqlite3
 import time
@@ -98,6 +99,11 @@ class Journal:
             window.found = {} if found is None else _usable(connection, found["id"])
 
         self._writer.put(open_)
+
+    def with_this_window(self) -> Journal:
+        """The same journal with the window that is open now, whichever is opened later: for whoever plays ahead."""
+        self._opened()
+        return copy.copy(self)
 
     def enter(self, task: Task, attempt: int = 0) -> Entry:
         """Take a rollout in, as part of the window that is open."""
@@ -223,6 +229,7 @@ class Entry:
                 ids=pack_ids(sample.ids),
                 logprobs=pack_logprobs(sample.logprobs),
                 weights_version=sample.weights_version,
+                updates=json.dumps(sample.updates),
                 message=dumps(record.message, images),
                 results=dumps([_plain(result) for result in turn.results], images),
                 shown=record.shown,

@@ -384,9 +384,11 @@ def _turn(row: sqlite3.Row, image: Any) -> TurnRecord:
     following = None
     if row["next_ids"] is not None:
         following = Continuation(unpack_ids(row["next_ids"]), row["added"], bool(row["forks"]))
+    version, updates = row["weights_version"], tuple((index, later) for index, later in json.loads(row["updates"]))
+    span = row["start"], row["stop"], finish, results, row["seconds"], row["row"], row["listed_reward"]
     return TurnRecord(
-        turn=Turn(row["start"], row["stop"], finish, results, row["seconds"], row["row"], row["listed_reward"]),
-        sample=Sample(unpack_ids(row["ids"]), unpack_logprobs(row["logprobs"]), finish, row["weights_version"]),
+        turn=Turn(*span, weights_version=version, updates=updates),
+        sample=Sample(unpack_ids(row["ids"]), unpack_logprobs(row["logprobs"]), finish, version, updates),
         message=loads(row["message"], image),
         shown=bool(row["shown"]),
         following=following,

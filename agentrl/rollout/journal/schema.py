@@ -73,7 +73,8 @@ CREATE TABLE turns (
     finish TEXT NOT NULL,
     ids BLOB NOT NULL,           -- int32
     logprobs BLOB NOT NULL,      -- float64, one for each id
-    weights_version INTEGER NOT NULL,
+    weights_version INTEGER NOT NULL,   -- of its first id
+    updates TEXT NOT NULL,       -- JSON: where newer weights took over, and which
     message TEXT NOT NULL,       -- JSON: the sampled message as it was read
     results TEXT NOT NULL,       -- JSON: calls and their answers
     shown INTEGER NOT NULL,      -- whether the answers became part of the conversation
