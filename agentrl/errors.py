@@ -38,7 +38,12 @@ class EnvironmentFailure(AgentRLError, RuntimeError):  # noqa: N818 (a state of 
     """Raised by an environment's tool to say that the environment itself broke, not the model's call.
 
     The rollout is tried again on a fresh instance, then dropped from its group; it never becomes a reward.
+
+    Attributes:
+        retry: Whether it is tried again; an error that says no (it would be the same again) is dropped at once.
     """
+
+    retry = True
 
 
 class ImageError(EnvironmentFailure):

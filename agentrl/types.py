@@ -241,11 +241,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an environment broke: where (`reset`, `get_reward`, ...), the exception and its traceback."""
+    """Why an environment broke: where (`reset`, `get_reward`, ...), the exception, its traceback, whether to retry."""
 
     where: str
     error: str
     traceback: str = ""
+    retry: bool = True
 
 
 @dataclass(frozen=True, slots=True)

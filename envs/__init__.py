@@ -7,6 +7,7 @@ from typing import Any
 
 _PUBLIC = {
     "Browser": "agentrl.envs.browser",
+    "Harbor": "agentrl.envs.harbor",
     "ORS": "agentrl.envs.ors",
     "OpenEnv": "agentrl.envs.openenv",
     "PlotReading": "agentrl.envs.plots",

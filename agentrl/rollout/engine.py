@@ -287,14 +287,17 @@ class RolloutEngine:
         for attempt in range(0 if record is None else record.summary.attempt, self._failures.retries + 1):
             trajectory = await self._attempt(stage, task, f"{name}/{attempt + 1}", attempt, record)
             trajectory.retries, record = attempt, None
-            if trajectory.failure is None or attempt == self._failures.retries or stage.cancelled.is_set():
+            failure = trajectory.failure
+            if failure is None or not failure.retry:
+                break
+            if attempt == self._failures.retries or stage.cancelled.is_set():
                 break
             delay = backoff(attempt + 1, self._failures.delay)
             logger.warning(
                 "the environment of group %s failed in %s: %s; attempt %d of %d in %.1f s",
                 task.group,
-                trajectory.failure.where,
-                trajectory.failure.error,
+                failure.where,
+                failure.error,
                 attempt + 2,
                 self._failures.retries + 1,
                 delay,

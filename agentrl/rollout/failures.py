@@ -116,7 +116,8 @@ def example_of(task: Task) -> str:
 
 def failure_of(where: str, error: BaseException) -> Failure:
     """Keep an exception as plain text."""
-    return Failure(where, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    whole = "".join(traceback.format_exception(error))
+    return Failure(where, f"{type(error).__name__}: {error}", whole, retry=getattr(error, "retry", True) is not False)
 
 
 def _cause(trajectory: Trajectory) -> tuple[str, str]:

@@ -29,7 +29,7 @@ OPENENV = "http://127.0.0.1:8000"
 ORS = "http://127.0.0.1:8080"
 MOST_UNRUN = 3
 
-NEEDED = {"browser.md": ["chromium"], "sandboxes.md": ["bwrap"]}
+NEEDED = {"browser.md": ["chromium"], "harbor.md": ["bwrap"], "sandboxes.md": ["bwrap"]}
 """Programs without which the blocks of a file cannot run."""
 
 _BLOCK = re.compile(r"(?:<!--\s*not run:(?P<reason>[^>]*)-->\s*\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
