@@ -11,6 +11,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Agent": "agentrl.rollout.endpoint.programs",
+    "Command": "agentrl.rollout.endpoint.programs",
     "EnvironmentFailure": "agentrl.errors",
     "EpisodeDone": "agentrl.errors",
     "GRPOConfig": "agentrl.training.arguments",

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator, SamplingParams
+from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.environments import merge_tools
 from agentrl.rollout.episode import Episode, Stage
 from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
@@ -66,6 +67,7 @@ class RolloutEngine:
             any number.
         journal: Where every turn is kept before the next one is sampled. What its open window holds of a task is not
             played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
+        agent: A program that plays the episodes instead, with requests to an endpoint; nothing of it is in the journal.
 
     Attributes:
         tools: The standalone tools, by name.
@@ -91,6 +93,7 @@ class RolloutEngine:
         tool_policy: ToolPolicy | None = None,
         tool_max_failures: int | None = 100,
         journal: Journal | None = None,
+        agent: Agent | None = None,
     ) -> None:
         self.generator = generator
         self.journal = journal
@@ -111,6 +114,11 @@ class RolloutEngine:
             for spec in self.environments.specs.values():
                 merge_tools(self.tools, spec.tools, spec.class_name)
         self._runner = ToolRunner(self._threads, policy=tool_policy, max_failures=tool_max_failures)
+        self._agent, self._endpoint = agent, None
+        if agent is not None:
+            from agentrl.rollout.endpoint.server import Endpoint
+
+            self._endpoint = Endpoint(agent.host, agent.port, agent.url, agent.accept_sampling)
 
     def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Play one episode for each task; blocks until all have ended.
@@ -187,12 +195,16 @@ class RolloutEngine:
         """
         if self.environments is not None:
             self._loop.run_for(CLOSE_SECONDS, self.environments.close(), "closing the environments")
+        if self._endpoint is not None:
+            self._loop.run_for(CLOSE_SECONDS, self._endpoint.close(), "closing the endpoint")
         self._loop.close()
         self._runner.forget_loop()
         self._threads.close()
 
     async def _run(self, tasks: list[Task], run: int) -> list[Trajectory]:
         self._cancelled.clear()
+        if self._endpoint is not None:
+            await self._endpoint.start()
         stage = self._stage(self.journal)
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
@@ -266,6 +278,10 @@ class RolloutEngine:
         self, stage: Stage, task: Task, session: str, attempt: int, record: RolloutRecord | None
     ) -> Trajectory:
         """Play one attempt, from where its record ends if there is one and the environment does again what it did."""
+        if self._agent is not None and self._endpoint is not None:
+            from agentrl.rollout.endpoint.episode import AgentEpisode
+
+            return await AgentEpisode(stage, task, session, self._agent, self._endpoint, self._threads).play()
         if record is not None:
             try:
                 return await Episode(stage, task, session, attempt, record).play()

@@ -22,6 +22,7 @@ from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
+from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
@@ -69,6 +70,7 @@ class Collector:
         tools: Standalone tools.
         environment_factory: One factory, several by name, or None.
         rollout_func: Plays the episodes instead of the engine.
+        agent: A program that owns its loop.
         generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
             None makes one from the arguments.
         recorder: Is told what is played; the engine writes to its journal.
@@ -95,6 +97,7 @@ class Collector:
         tools: Sequence[Callable[..., Any] | Tool],
         environment_factory: Any,
         rollout_func: Callable[..., Any] | None,
+        agent: Agent | None,
         generator: Generator | Callable[..., Generator] | None,
         recorder: Recorder,
         interruptible: Callable[[], AbstractContextManager[None]],
@@ -114,7 +117,7 @@ class Collector:
         self.renderer = Renderer(
             tokenizer,
             template_kwargs=as_dict(args.chat_template_kwargs),
-            tools=bool(tools) or environment_factory is not None,
+            tools=bool(tools) or environment_factory is not None or agent is not None,
             eos_ids=declared_eos_ids(policy),
             reasoning=args.reasoning,
         )
@@ -153,6 +156,7 @@ class Collector:
             tool_policy=ToolPolicy(timeout=args.tool_timeout),
             tool_max_failures=args.tool_max_failures,
             journal=recorder.journal,
+            agent=agent,
         )
         pool = self.engine.environments
         columns = _common_columns(datasets)
@@ -162,8 +166,8 @@ class Collector:
             reward_funcs,
             weights=args.reward_weights,
             processing_classes=reward_processing_classes,
-            environments=None if pool is None else pool.reward_owners,
-            columns=None if rollout_func is not None else columns,
+            environments={None: agent.name} if agent is not None else None if pool is None else pool.reward_owners,
+            columns=None if rollout_func is not None or agent is not None else columns,
             model_init_kwargs=as_dict(args.model_init_kwargs),
             trust_remote_code=args.trust_remote_code,
         )
