@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-fast lint format docs bench bench-parity tokenizers servers agents venv clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents venv clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
 
 test: $(VENV)/.dev ## run all tests, slow ones included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Last of all: once DeepSpeed is there, every process that trains imports it. It builds an operator when first used.
+test-deepspeed: $(VENV)/.dev $(VENV)/.deepspeed ## the tests of DeepSpeed, which the others skip without it
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_sharded.py tests/examples/test_accelerate.py -k "zero or deepspeed"
 
 test-fast: $(VENV)/.dev ## leave the slow tests out
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"

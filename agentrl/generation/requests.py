@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Request:
         sampled: The ids drawn so far; they are at the end of the session's row too.
         logprobs: Their logprobs.
         uniforms: One number a token, from the seed.
+        settings: What `process_logits` is told to draw it by; requests with the same are drawn together.
         seen: Which ids occur in the row, bool [V]; kept where there is a repetition penalty.
     """
 
@@ -49,10 +51,12 @@ class Request:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     uniforms: Random = field(init=False)
+    settings: tuple[tuple[str, Any], ...] = field(init=False)
     seen: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.uniforms = Random(self.params.seed)
+        self.settings = tuple(settings(self.params).items())
 
     @property
     def remaining(self) -> int:
@@ -74,7 +78,7 @@ def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:
     """Draw a token for each request and put it at the end of its row; who samples alike is drawn together."""
     alike = defaultdict(list)
     for index, request in enumerate(requests):
-        alike[tuple(settings(request.params).items())].append(index)
+        alike[request.settings].append(index)
     for common, indices in alike.items():
         chosen = [requests[index] for index in indices]
         logits_NV = logits_RV if len(alike) == 1 else logits_RV[indices]

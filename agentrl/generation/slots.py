@@ -70,6 +70,9 @@ class SlotPool:
         Returns:
             Whether there was room. If not, nothing has changed but the evictions.
         """
+        if wanted <= self.cache.length and (session.slot is not None or None in self._owners):
+            self._pin(session, wanted)  # most turns find room that is there already
+            return True
         while True:
             others = [owner for owner in self.holders if owner is not session]
             length = max([wanted, *(owner.wanted for owner in others)])
@@ -79,14 +82,16 @@ class SlotPool:
             if not idle:
                 return False
             self.drop(min(idle, key=lambda owner: owner.used), evicted=True)
-        session.wanted = wanted
         self._reshape(len(others) + 1, length, expected)
+        self._pin(session, wanted)
+        return True
+
+    def _pin(self, session: Session, wanted: int) -> None:
+        session.wanted, session.pinned = wanted, True
         if session.slot is None:
             session.slot = self._owners.index(None)
             session.cached = 0
             self._owners[session.slot] = session
-        session.pinned = True
-        return True
 
     def drop(self, session: Session, *, evicted: bool = False) -> None:
         """Take a session's slot away; with the last slot the memory goes too."""

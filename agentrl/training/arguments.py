@@ -45,9 +45,8 @@ REFUSED: dict[str, str] = {
     "dataloader_drop_last": "training leaves a last window that is not full out always, evaluation plays it always",
     "average_tokens_across_devices": "the loss divides by what all processes have together, always",
     "include_num_input_tokens_seen": "the metric num_tokens counts them always",
-    "fsdp": "sharded training is not part of this version",
-    "deepspeed": "sharded training is not part of this version",
-    "parallelism_config": "sharded training is not part of this version",
+    "ds3_gather_for_generation": "each process plays episodes at its own pace, which needs the weights in one piece",
+    "parallelism_config": "rows are scored by their positions, which other parallelism than of data cuts apart",
 }
 """Arguments that only work at their default in this version, and why. (A test walks all fields.)"""
 

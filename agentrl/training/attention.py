@@ -64,7 +64,7 @@ def attend_segments(
         key: (1, key heads, T, D).
         value: (1, key heads, T, D).
         attention_mask: Not looked at where there are segments.
-        segments: In order, covering all T tokens; None: one call as it came.
+        segments: In order, covering all T tokens, a prefix being a segment before; None: one call as it came.
         sliding_window: Tokens that a position sees, itself included; None for all.
         **options: Passed on.
 
@@ -73,15 +73,18 @@ def attend_segments(
     """
     if segments is None:
         return attend(module, query, key, value, attention_mask, sliding_window=sliding_window, **options)
+    # Split at once, not cut out one by one: the gradient of a cut is as long as all segments together.
+    lengths = [segment.stop - segment.start for segment in segments]
+    parts = zip(segments, *(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
     outputs = []
-    for segment in segments:
-        prefix, own = slice(segment.prefix_start, segment.prefix_stop), slice(segment.start, segment.stop)
-        keys, values = key[:, :, own], value[:, :, own]
+    for segment, queries, keys, values in parts:
+        seen[segment.start, segment.stop] = keys, values
         if segment.prefix_length:
-            keys = torch.cat([key[:, :, prefix], keys], dim=2)
-            values = torch.cat([value[:, :, prefix], values], dim=2)
+            before = seen[segment.prefix_start, segment.prefix_stop]
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(before, (keys, values), strict=True))
         mask = _mask(segment, sliding_window, query.device)
-        outputs.append(attend(module, query[:, :, own], keys, values, mask, **options)[0])
+        outputs.append(attend(module, queries, keys, values, mask, **options)[0])
     return torch.cat(outputs, dim=1), None
 
 

@@ -8,9 +8,9 @@ cheap as possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 from agentrl.training.batching import Layout
@@ -57,15 +57,26 @@ class Costs:
 
     def __call__(self, rows: Sequence[RowSize]) -> float:
         """The cost of a micro-batch."""
-        targets = self.target * sum(row.targets for row in rows)
-        lengths = [row.prompt + row.completion for row in rows]
-        if self.layout is Layout.PADDED:
-            return targets + len(rows) * self._tokens(0, max(lengths, default=0))
-        if self.layout is Layout.PACKED:
-            return targets + sum(self._tokens(0, length) for length in lengths)
-        prompts = {row.group: row.prompt for row in rows}
-        own = sum(self._tokens(row.prompt, length) for row, length in zip(rows, lengths, strict=True))
-        return targets + own + sum(self._tokens(0, prompt) for prompt in prompts.values())
+        *_, cost = 0.0, *self.growing(rows)
+        return cost
+
+    def growing(self, rows: Iterable[RowSize]) -> Iterator[float]:
+        """The cost of a micro-batch of the first row, of the first two, and so on."""
+        own = targets = 0.0
+        longest = 0
+        groups: set[str] = set()
+        for count, row in enumerate(rows, start=1):
+            length = row.prompt + row.completion
+            targets += self.target * row.targets
+            if self.layout is Layout.PADDED:
+                longest = max(longest, length)
+                own = count * self._tokens(0, longest)
+            elif self.layout is Layout.PACKED or row.group not in groups:
+                own += self._tokens(0, length)
+            else:
+                own += self._tokens(row.prompt, length)
+            groups.add(row.group)
+            yield targets + own
 
     def _tokens(self, start: int, stop: int) -> float:
         """The cost of the tokens of a row from one position to another, with all that they look back at."""
@@ -92,6 +103,9 @@ def assign(rows: Sequence[RowSize], costs: Costs, *, processes: int, batches: in
     if len(rows) < count:
         raise ValueError(f"{len(rows)} rows do not fill {count} micro-batches")
 
+    def growing(part: Sequence[int]) -> Iterator[float]:
+        return costs.growing(rows[r] for r in part)
+
     def cost(part: Sequence[int]) -> float:
         return costs([rows[r] for r in part])
 
@@ -101,9 +115,11 @@ def assign(rows: Sequence[RowSize], costs: Costs, *, processes: int, batches: in
 
     bounds = [len(rows) * k // count for k in range(count + 1)]
     played = [list(range(*ends)) for ends in pairwise(bounds)]
-    line = sorted(range(len(rows)), key=_place_in_line(rows, costs.layout))
-    dealt = [_deal(sorted(parts, key=cost, reverse=True), processes) for parts in (played, _cut(line, count, cost))]
     as_played = [played[p * batches : (p + 1) * batches] for p in range(processes)]
+    if count == 1:
+        return as_played
+    line = sorted(range(len(rows)), key=_place_in_line(rows, costs.layout))
+    dealt = [_deal(sorted(parts, key=cost, reverse=True), processes) for parts in (played, _cut(line, count, growing))]
     return min(as_played, *dealt, key=length)
 
 
@@ -152,34 +168,37 @@ def _deal(parts: Parts, processes: int) -> list[Parts]:
     return plan
 
 
-def _cut(line: Sequence[int], count: int, cost: Callable[[Sequence[int]], float]) -> Parts:
+Growing = Callable[[Sequence[int]], Iterator[float]]
+"""From rows to the costs of the first, the first two, and so on."""
+
+
+def _cut(line: Sequence[int], count: int, growing: Growing) -> Parts:
     """Cut a line into stretches so that the dearest one is nearly as cheap as possible.
 
     The limit that a greedy walk can keep with `count` stretches is found by bisection.
     """
-    low, high = 0.0, cost(line)
-    best = _walk(line, count, high, cost)
+    low = 0.0
+    *_, high = growing(line)
+    best = _walk(line, count, high, growing)
     assert best is not None
     for _ in range(20):  # a millionth of the whole
         limit = (low + high) / 2
-        if (parts := _walk(line, count, limit, cost)) is None:
+        if (parts := _walk(line, count, limit, growing)) is None:
             low = limit
         else:
             high, best = limit, parts
     return best
 
 
-def _walk(line: Sequence[int], count: int, limit: float, cost: Callable[[Sequence[int]], float]) -> Parts | None:
+def _walk(line: Sequence[int], count: int, limit: float, growing: Growing) -> Parts | None:
     """Cut a line into exactly `count` stretches of at most `limit`, None if that takes more."""
     parts: Parts = []
     start = 0
     for left in range(count, 0, -1):
-        stop = start + 1
         last = len(line) - left + 1  # a row is left for each of the others
-        while stop < last and cost(line[start : stop + 1]) <= limit:
-            stop += 1
-        if cost(line[start:stop]) > limit:
+        within = list(takewhile(lambda cost: cost <= limit, growing(line[start:last])))
+        if not within:
             return None
-        parts.append(list(line[start:stop]))
-        start = stop
+        parts.append(list(line[start : start + len(within)]))
+        start += len(within)
     return parts if start == len(line) else None

@@ -189,7 +189,8 @@ def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> dict[str, Any]:
     """Sequences side by side."""
-    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences]
+    # No model runs on no tokens at all; what nobody has a row for is padding that nobody looks at.
+    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences] or [[pad_token_id]]
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     width = _round_up(max([1, *map(len, rows)]), multiple)
     padded = [row + [pad_token_id] * (width - len(row)) for row in rows]
@@ -197,7 +198,9 @@ def _pad(sequences: Sequence[Row], pad_token_id: int, multiple: int | None) -> d
         "input_ids": torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width),
         "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
         "position_ids": None,
-        "sequences_at": tuple(Segment(0, 0, r * width, r * width + len(row)) for r, row in enumerate(rows)),
+        "sequences_at": tuple(
+            Segment(0, 0, s * width, s * width + len(row)) for s, row in enumerate(rows[: len(sequences)])
+        ),
         "segments": None,
     }
 

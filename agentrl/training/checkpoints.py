@@ -113,6 +113,15 @@ def load_in_flight(folder: str | Path, shape: Shape) -> InFlight:
     return InFlight(window, MetricStore.of(header["metrics"]))
 
 
+def processes_of(folder: str | Path) -> int | None:
+    """Return how many processes wrote a checkpoint, None if it does not say."""
+    if not (share := Path(folder) / share_name(0)).exists():
+        return None
+    with safetensors.safe_open(share, framework="pt") as file:
+        number: int = json.loads(file.metadata()["agentrl"])["shape"]["world_size"]
+    return number
+
+
 def last_complete(output_dir: str | Path) -> str | None:
     """Return the newest checkpoint of a run that was written whole, None if there is none."""
     folders = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.split("-")[-1].isdigit()]
@@ -128,11 +137,8 @@ def _is_complete(folder: Path) -> bool:
         TrainerState.load_from_json(str(folder / STATE))
     except (OSError, ValueError, TypeError):
         return False
-    if not (share := folder / share_name(0)).exists():
-        return True  # save_only_model, or a checkpoint of another trainer
-    with safetensors.safe_open(share, framework="pt") as file:
-        world_size = json.loads(file.metadata()["agentrl"])["shape"]["world_size"]
-    return all((folder / share_name(rank)).exists() for rank in range(world_size))
+    # Without shares: save_only_model, or a checkpoint of another trainer.
+    return all((folder / share_name(rank)).exists() for rank in range(processes_of(folder) or 0))
 
 
 def _portable(shape: Shape) -> dict[str, int]:

@@ -138,3 +138,9 @@ def check_prompt(prompt: Prompt | None, where: str, environments: Environments |
             f"{where} of the dataset has the prompt {str(prompt)[:80]!r}; expected text or a list of messages, each "
             'with a "role".'
         )
+
+
+def given_datasets(train_dataset: Any, eval_dataset: Any) -> list[Any]:
+    """The datasets of a run: the one to train on, and those to evaluate."""
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    return [dataset for dataset in (train_dataset, *evaluated) if dataset is not None]

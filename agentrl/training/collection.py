@@ -42,6 +42,7 @@ from agentrl.training.recording import Recorder
 from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
 from agentrl.training.scoring import Scores, score
+from agentrl.training.sharding import WholeCopy, is_sharded
 from agentrl.training.windows import (
     BatchRewards,
     TrainingRow,
@@ -114,6 +115,7 @@ class Collector:
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
+        self._whole = WholeCopy(policy, args.device) if is_sharded(trainer) else None
         self.renderer = Renderer(
             tokenizer,
             template_kwargs=as_dict(args.chat_template_kwargs),
@@ -125,10 +127,11 @@ class Collector:
         if isinstance(generator, Generator) and not isinstance(generator, type):
             self.generator, self._owns_generator = generator, False
         else:
+            sampled = policy if self._whole is None else self._whole.model
             self.generator = (
-                generator_of(args, policy, trainer.compute_loss_context_manager)
+                generator_of(args, sampled, trainer.compute_loss_context_manager)
                 if generator is None
-                else generator(policy)
+                else generator(sampled)
             )
             self._owns_generator = True
         exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
@@ -173,9 +176,7 @@ class Collector:
         )
         self.rewards.to(args.device)
         self.engine.hands_over_environments = self.rewards.see_environments
-        self.reference = make_reference(model, args.beta)
-        if self.reference is not None and self.reference.copy is not None:
-            self.reference.copy.to(args.device)
+        self.reference = make_reference(model, args.beta, trainer)
         self.score_options: dict[str, bool] = {}
         self.arranger = Arranger(
             model, args, pad_token_id=tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
@@ -290,6 +291,12 @@ class Collector:
         """Take notice that the weights may have changed without an optimizer step."""
         self._synced = None
 
+    def end_rollouts(self) -> None:
+        """Give back the memory that only rollouts need, until there are some again."""
+        if self._whole is not None:
+            self._whole.free()
+            self._synced = None
+
     def close(self) -> None:
         """Close environments, threads and a generator made here; a later `collect` starts them again."""
         self.engine.close()
@@ -313,10 +320,13 @@ class Collector:
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
         if self._synced != self.trainer.state.global_step:
             self._synced = self.trainer.state.global_step
+            if self._whole is not None:
+                self._whole.gather(self.model)
             self.generator.sync(self._synced)
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
-        return self.engine.run(tasks)
+        with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
+            return self.engine.run(tasks)
 
     # Laying out and scoring ---------------------------------------------------------------------------------
 
@@ -330,7 +340,7 @@ class Collector:
         trainer = self.trainer
         old_N = ref_N = None
         device = self.args.device
-        if not batch.tokens:
+        if not batch.tokens and self._whole is None:  # a pass through sharded weights takes all processes
             empty = torch.zeros(0)
             return dataclasses.replace(
                 batch,

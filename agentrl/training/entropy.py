@@ -93,10 +93,11 @@ class EntropyBonus:
         metrics.add("entropy_coef", self.coefficient)
         self._sum, self._count, self._policy_loss = 0.0, 0, 0.0
 
-    def save(self, folder: str) -> None:
-        """Write the state into a checkpoint."""
-        state = {"coefficient": self.coefficient, "measured": self.measured}
-        (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
+    def save(self, folder: str, *, write: bool = True) -> None:
+        """Write the state into a checkpoint, if this is the process that writes; it is the same in all."""
+        if write:
+            state = {"coefficient": self.coefficient, "measured": self.measured}
+            (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(self, folder: str) -> None:
         """Read the state from a checkpoint; one that was written without a bonus has none."""

@@ -36,6 +36,7 @@ def bit_sum(parameter: Tensor) -> Tensor:
 
     Of a sharded tensor it is the sum of what this process holds.
     """
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    held = getattr(parameter, "ds_tensor", parameter)  # under ZeRO-3 the parameter itself is empty
+    local = held.to_local() if hasattr(held, "to_local") else held
     bits = local.detach().contiguous().view(_INTEGERS[local.element_size()])
     return bits.sum(dtype=torch.int64).cpu()

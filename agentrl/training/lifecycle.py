@@ -13,12 +13,13 @@ from transformers import Trainer
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.journal.schema import has_journal
 from agentrl.training.arguments import RolloutConfig
-from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, save_in_flight
+from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, processes_of, save_in_flight
 from agentrl.training.data import training_shape
 from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
 from agentrl.training.preemption import EXIT_CODE, Preempted, Preemption
 from agentrl.training.recording import Recorder
+from agentrl.training.sharding import check_engine, whole_parameters
 from agentrl.training.windows import Window
 
 
@@ -48,7 +49,7 @@ class LifeCycle(Trainer):
             **kwargs: The same.
 
         Raises:
-            ConfigurationError: There is nothing to resume from.
+            ConfigurationError: There is nothing to resume from, or DeepSpeed cannot go on from where it is.
             SystemExit: SIGTERM came; see `agentrl.training.preemption`.
         """
         resume, folder = bool(resume_from_checkpoint), self.args.output_dir or "."
@@ -57,6 +58,9 @@ class LifeCycle(Trainer):
             if resume_from_checkpoint is None and not (self.args.journal and has_journal(folder)):
                 raise ConfigurationError(f"output_dir={folder!r} holds no complete checkpoint, and no journal.")
         checkpoint = resume_from_checkpoint or None
+        check_engine(self)
+        if checkpoint is not None and self.is_deepspeed_enabled:
+            self._check_world(checkpoint)
         self.recorder.begin_run(resume=resume)
         # What an earlier call left belongs to other weights and other steps.
         in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
@@ -81,6 +85,34 @@ class LifeCycle(Trainer):
         ):
             assert self.model is not None
             self._save_checkpoint(self.model, trial=None)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write model and tokenizer for `from_pretrained`; every process calls it, and one writes.
+
+        Args:
+            output_dir: The folder; by default that of the run.
+            _internal_call: Whether `transformers` calls it, for a checkpoint or an upload.
+        """
+        if not self.is_fsdp_enabled or (_internal_call and output_dir is not None):
+            super().save_model(output_dir, _internal_call)
+            return
+        # `transformers` would write nothing where checkpoints are in pieces.
+        model = self.accelerator.unwrap_model(self.model)
+        whole = {name: value.cpu().clone() for name, value in whole_parameters(model) if self.args.should_save}
+        if self.args.should_save:
+            kept = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+            self._save(output_dir, state_dict={**whole, **kept})
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
+
+    def _check_world(self, checkpoint: str) -> None:
+        """Refuse a checkpoint whose optimizer state is cut for another number of processes."""
+        wrote = processes_of(checkpoint)
+        if wrote not in (None, self.args.world_size):
+            raise ConfigurationError(
+                f"{checkpoint} was written by {wrote} processes, and DeepSpeed's optimizer state belongs to that "
+                f"number. There are {self.args.world_size} now: resume with {wrote}, or start anew from its weights."
+            )
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""

@@ -77,7 +77,8 @@ def cast_head(model: PreTrainedModel) -> None:
     cast = Float32Linear(
         head.in_features, head.out_features, bias=head.bias is not None, device="meta", dtype=torch.float32
     )
-    cast.weight = nn.Parameter(head.weight.detach().float(), requires_grad=head.weight.requires_grad)
-    if head.bias is not None:
-        cast.bias = nn.Parameter(head.bias.detach().float(), requires_grad=head.bias.requires_grad)
+    for name, parameter in head.named_parameters():
+        if parameter.dtype != torch.float32:  # else the very parameter, which may lie in pieces
+            parameter = nn.Parameter(parameter.detach().float(), requires_grad=parameter.requires_grad)
+        setattr(cast, name, parameter)
     inner(model).set_output_embeddings(cast)

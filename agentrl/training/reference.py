@@ -17,12 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from agentrl.errors import ConfigurationError
+from agentrl.training.sharding import (
+    WholeCopy,
+    assign,
+    resting_parameters,
+    shard_reference,
+    whole_parameters,
+    whole_value,
+)
 
 STATE_FILE = "reference.safetensors"
 
@@ -32,19 +39,21 @@ class ReferencePolicy:
 
     A model with adapters is its own reference: its trainable weights are put back to what they were for as long as
     the reference is needed, which costs the memory of the adapters only. With fresh adapters that is the base model;
-    with adapters that were trained before, it is the policy as it came. Any other model is copied and frozen.
+    with adapters that were trained before, it is the policy as it came. Any other model is copied and frozen; the copy
+    is sharded where the policy is.
 
     Args:
         model: The policy, before training and before it is wrapped for distributed training.
+        trainer: Knows how the policy will be distributed; None for a policy that stays where it is.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel, trainer: Trainer | None = None) -> None:
         self.copy: nn.Module | None = None
-        self._initial: list[tuple[nn.Parameter, Tensor]] = []
+        self._initial: list[Tensor] = []
         if hasattr(model, "disable_adapter"):
-            self._initial = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad]
+            self._initial = [whole_value(parameter) for parameter in _trainable(model)]
         else:
-            self.copy = copy.deepcopy(model).eval().requires_grad_(False)
+            self.copy = _frozen_copy(model) if trainer is None else shard_reference(trainer, _frozen_copy(model))
 
     @contextmanager
     def active(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -59,11 +68,11 @@ class ReferencePolicy:
                 return
             training = model.training
             model.eval()  # the frozen copy has no dropout either
-            self._swap()
+            trained = self._exchange(model, self._initial)
             try:
                 yield model
             finally:
-                self._swap()
+                self._exchange(model, trained)
                 model.train(training)
 
     def mix(self, model: nn.Module, alpha: float) -> None:
@@ -74,15 +83,20 @@ class ReferencePolicy:
             alpha: 1 makes the copy equal to the policy.
         """
         assert self.copy is not None, "adapters are refused when the synchronisation is set up"
-        policy = extract_model_from_parallel(model)
-        with torch.no_grad():
-            for mine, its in zip(self.copy.parameters(), policy.parameters(), strict=True):
-                mine.mul_(1 - alpha).add_(its, alpha=alpha)
+        for mine, (_, its) in zip(resting_parameters(self.copy).values(), whole_parameters(model), strict=True):
+            assign(mine, whole_value(mine).mul_(1 - alpha).add_(its, alpha=alpha))
 
-    def save(self, folder: str) -> None:
-        """Write the copy's weights into a checkpoint."""
+    def save(self, folder: str, *, write: bool = True) -> None:
+        """Write the copy's weights into a checkpoint.
+
+        Args:
+            folder: The checkpoint.
+            write: Whether this is the process that writes; where weights are sharded the others help to collect them.
+        """
         assert self.copy is not None
-        save_model(self.copy, str(Path(folder) / STATE_FILE))
+        whole = {name: value.cpu().clone() for name, value in whole_parameters(self.copy) if write}
+        if write:
+            save_file(whole, str(Path(folder) / STATE_FILE))
 
     def load(self, folder: str) -> None:
         """Read the copy's weights from a checkpoint.
@@ -97,14 +111,17 @@ class ReferencePolicy:
                 f"{folder} has no {STATE_FILE}: it was written without sync_ref_model, so the reference model of that "
                 "run is not known. Resume with sync_ref_model=False, or start a new run from the checkpoint's weights."
             )
-        load_model(self.copy, str(path), device=str(next(self.copy.parameters()).device))
+        values = load_file(path)
+        for name, parameter in resting_parameters(self.copy).items():
+            assign(parameter, values[name])
 
-    def _swap(self) -> None:
-        """Exchange the trainable weights with the ones that were kept."""
-        for index, (parameter, kept) in enumerate(self._initial):
-            current = parameter.data
-            parameter.data = kept.to(current.device)
-            self._initial[index] = parameter, current
+    def _exchange(self, model: nn.Module, values: list[Tensor]) -> list[Tensor]:
+        """Give the trainable weights other values and return those that they had."""
+        parameters = _trainable(model)
+        current = [whole_value(parameter) for parameter in parameters]
+        for parameter, value in zip(parameters, values, strict=True):
+            assign(parameter, value)
+        return current
 
 
 class SyncReference(TrainerCallback):
@@ -132,6 +149,19 @@ class SyncReference(TrainerCallback):
             self.reference.mix(kwargs["model"], args.ref_model_mixup_alpha)
 
 
-def make_reference(model: nn.Module, beta: float) -> ReferencePolicy | None:
-    """The reference policy of a model, None when nothing needs it (beta is 0)."""
-    return None if beta == 0 else ReferencePolicy(model)
+def make_reference(model: PreTrainedModel, beta: float, trainer: Trainer | None = None) -> ReferencePolicy | None:
+    """The reference policy of a model, None when nothing needs it (beta is 0); see `ReferencePolicy`."""
+    return None if beta == 0 else ReferencePolicy(model, trainer)
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in resting_parameters(model).values() if parameter.requires_grad]
+
+
+def _frozen_copy(model: PreTrainedModel) -> nn.Module:
+    """A copy of a model, in one piece also where the model was loaded in several."""
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        whole = WholeCopy(model, "cpu")  # from there, DeepSpeed takes one weight after the other
+        whole.gather(model)
+        return whole.model.eval()
+    return copy.deepcopy(model).eval().requires_grad_(False)

@@ -89,10 +89,9 @@ class Regularization:
             self.entropy_bonus.end_step(metrics)
 
     def save(self, folder: str) -> None:
-        """Write the state into a checkpoint, from the one process that does."""
-        if self._args.should_save:
-            for part in self._kept:
-                part.save(folder)
+        """Write the state into a checkpoint; every process calls it, and one writes."""
+        for part in self._kept:
+            part.save(folder, write=self._args.should_save)
 
     def load(self, folder: str) -> None:
         """Read the state from a checkpoint, in every process."""

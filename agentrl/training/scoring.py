@@ -126,7 +126,6 @@ def _score_hidden(
     expected: list[Tensor] = []
 
     def take(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        before_head.remove()  # the head is called again now, and when chunks are recomputed
         left = args[0][:, :1]
         taken.append(run(args[0], head))
         if core not in _tail_known:
@@ -134,19 +133,33 @@ def _score_hidden(
                 expected.append(head(left))
         return (left, *args[1:])
 
+    def hand_over(_: nn.Module, __: Any, logits: Tensor) -> tuple[Tensor, ...]:
+        return logits, taken[0].logps_N, taken[0].entropy_N
+
+    def take_back(_: nn.Module, __: Any, output: tuple[Tensor, ...]) -> Tensor:
+        logits, *scored = output
+        taken[0] = Scores(*scored)
+        return logits
+
     def give(_: nn.Module, __: Any, output: Any) -> Scores | None:
         if expected:
             _tail_known[core] = _close(output.logits, expected[0])
         return _with_router_loss(taken[0], output) if taken and _tail_known.get(core, False) else None
 
-    before_head = lm_head.register_forward_pre_hook(take)
-    # First among the hooks: those of FSDP expect the final output.
-    after_model = core.register_forward_hook(give, prepend=True)
+    hooks = [
+        lm_head.register_forward_pre_hook(take),
+        # To whatever else hooks into the head, the scores are its output for as long as that takes: sharded weights are
+        # fetched again for the backward pass when the gradient of a module's output arrives.
+        lm_head.register_forward_hook(hand_over, prepend=True),
+        lm_head.register_forward_hook(take_back),
+        # First among the hooks: those of FSDP expect the final output.
+        core.register_forward_hook(give, prepend=True),
+    ]
     try:
         output = model(**inputs)
     finally:
-        before_head.remove()
-        after_model.remove()
+        for hook in hooks:
+            hook.remove()
     if isinstance(output, Scores):
         return output
     _tail_known[core] = False
@@ -183,7 +196,9 @@ def _head(lm_head: nn.Module, config: Any) -> Head:
     divisor = getattr(config, "logits_scaling", None)  # Granite
 
     def head(hidden: Tensor) -> Tensor:
-        logits = lm_head(hidden)
+        # Its forward, not the call: the hooks of the one call that the model makes are enough. Those of sharded weights
+        # communicate, and processes have different numbers of chunks.
+        logits = lm_head.forward(hidden)
         if multiplier is not None:
             logits = logits * multiplier
         if divisor is not None:

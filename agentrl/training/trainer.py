@@ -28,7 +28,7 @@ from agentrl.rollout.garbage import earlier_objects_set_aside
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch
-from agentrl.training.checks import Environments, check_rows, check_sources
+from agentrl.training.checks import Environments, check_rows, check_sources, given_datasets
 from agentrl.training.collection import Collector
 from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
 from agentrl.training.completions_hub import CompletionsRepo
@@ -44,6 +44,7 @@ from agentrl.training.recording import Recorder
 from agentrl.training.regularization import Regularization
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
+from agentrl.training.sharding import check_distribution, prepare_evaluation
 from agentrl.training.windows import BatchRewards, Window
 from agentrl.types import derive_seed
 
@@ -103,8 +104,8 @@ class RolloutTrainer(LifeCycle):
             args=args,
         )
         calls_tools = bool(tools) or environment_factory is not None
-        given_datasets = _given_datasets(train_dataset, eval_dataset)
-        for dataset in given_datasets:
+        played = given_datasets(train_dataset, eval_dataset)
+        for dataset in played:
             check_rows(dataset, environment_factory, tools=calls_tools)
         model = load_model(model, args, quantization_config=quantization_config, peft_config=peft_config)
         tokenizer = load_tokenizer(processing_class, model, args)
@@ -120,6 +121,7 @@ class RolloutTrainer(LifeCycle):
         )
         # The loss is divided by exact counts of the optimizer step, so the Trainer must not divide it again.
         self.loss_is_scaled_for_ga = True
+        check_distribution(self)
         self.num_generations = args.num_generations
         self.num_generations_eval = args.eval_generations
         self.recorder = Recorder(args, self.algorithm, model)
@@ -143,7 +145,7 @@ class RolloutTrainer(LifeCycle):
             generator=generator,
             recorder=self.recorder,
             interruptible=self.preemption.interruptible,
-            datasets=given_datasets,
+            datasets=played,
         )
         self.regularization = Regularization(args, model, self.collector.reference)
         self.collector.score_options = self.regularization.score_options
@@ -277,8 +279,6 @@ class RolloutTrainer(LifeCycle):
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
         self._note(window, train=False)
         batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
-        if not batch.rows:  # a last window so short that the other processes play it alone
-            return torch.zeros((), device=self.args.device), None, None
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
@@ -293,9 +293,11 @@ class RolloutTrainer(LifeCycle):
         self._completions[False].clear()
         self.collector.weights_changed()  # by hand since the last rollouts, or by loading the best checkpoint
         prefix = kwargs.get("metric_key_prefix", "eval")
+        prepare_evaluation(self)
         try:
             output = super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
+            self.collector.end_rollouts()
             if not self.is_in_train:
                 self.close()
         metrics = self._metrics[False].reduce(self.args.world_size)
@@ -355,6 +357,7 @@ class RolloutTrainer(LifeCycle):
                 identity=step.window,
                 redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )
+            self.collector.end_rollouts()
             self._note(self._window, train=True)
         batch = self._window.batches[step.slot]
         if step.last:
@@ -402,11 +405,6 @@ class RolloutTrainer(LifeCycle):
     def floating_point_ops(self, inputs: Any) -> int:
         """Estimate the operations of a micro-batch: 6 a parameter and token (Kaplan et al. 2020, arXiv 2001.08361)."""
         return 6 * self._parameters * inputs.input_ids.numel()
-
-
-def _given_datasets(train_dataset: Any, eval_dataset: Any) -> list[Any]:
-    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    return [dataset for dataset in (train_dataset, *evaluated) if dataset is not None]
 
 
 def _identity(batch: Any) -> Any:

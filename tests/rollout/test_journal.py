@@ -24,6 +24,7 @@ from agentrl.errors import ConfigurationError, EnvironmentFailure, EpisodeDone, 
 from agentrl.generation.base import SamplingParams
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
+from agentrl.rollout.isolation.factory import isolated
 from agentrl.rollout.journal import schema, writer
 from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.journal.records import Records, RolloutKey, State
@@ -380,3 +381,13 @@ def test_an_engine_without_a_journal_writes_nothing(tmp_path, monkeypatch):
     engine = RolloutEngine(ScriptedGenerator([[turn("a")]]), renderer())
     assert [t.record for t in run_and_close(engine, tasks(1))] == [None]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_isolated_environment_keeps_its_promise():
+    """Known without starting a process."""
+
+    class Promising(Counter):
+        replayable = True
+
+    assert isolated(Promising)._proxy.replayable is True
+    assert isolated(Counter)._proxy.replayable is False

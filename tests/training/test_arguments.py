@@ -264,8 +264,7 @@ OTHER = {
     "multi_objective_aggregation": "normalize_then_sum",
     "vllm_structured_outputs_regex": ".*",
     "parallelism_config": object(),
-    "fsdp": "full_shard",
-    "deepspeed": {"zero_optimization": {"stage": 2}},
+    "ds3_gather_for_generation": False,
 }
 
 

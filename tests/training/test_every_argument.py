@@ -33,7 +33,6 @@ READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "i
 
 QUALIFIES = {
     "vllm_": "use_vllm",
-    "ds3_": "deepspeed",
 }
 """Names that say how something is done; while that is refused they may go unread."""
 

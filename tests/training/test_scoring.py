@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -243,11 +244,14 @@ def test_entropy_is_optional_and_detached_unless_asked():
         assert not score(model, batch, PLAIN, entropy_grad=True).logps_N.requires_grad
 
 
-def test_the_head_never_sees_more_than_a_chunk_or_a_position_per_row():
+def test_the_head_never_sees_more_than_a_chunk_or_a_position_per_row(monkeypatch):
     model = build("qwen3").train()
     batch = collate(ROWS, pad_token_id=0, pad_to_multiple_of=64)
     seen: list[int] = []
-    model.lm_head.register_forward_hook(lambda _, __, output: seen.append(output[..., 0].numel()))
+    forward = model.lm_head.forward
+    monkeypatch.setattr(
+        model.lm_head, "forward", lambda hidden: (seen.append(hidden[..., 0].numel()), forward(hidden))[1]
+    )
     for checks in (batch.rows, 0):  # on the first use the head is checked
         seen.clear()
         score(model, batch, PLAIN, chunk_logits=5 * 64).logps_N.sum().backward()
@@ -315,6 +319,21 @@ def test_no_hook_is_left_behind():
         score(model, batch, PLAIN)
     assert not model._forward_hooks
     assert not model.lm_head._forward_pre_hooks
+    assert not model.lm_head._forward_hooks
+
+
+def test_the_head_is_called_once_whatever_the_chunks_and_its_output_carries_the_gradient():
+    """Sharded weights are fetched by hooks: around the head's call, and when the gradient of its output arrives."""
+    model = build("qwen3").train()
+    calls, gradients = [], []
+
+    def watch(_: Any, __: Any, output: tuple[torch.Tensor, ...]) -> None:
+        calls.append(len(output))
+        output[1].register_hook(gradients.append)
+
+    model.lm_head.register_forward_hook(watch)
+    score(model, collate(ROWS, pad_token_id=0), PLAIN, chunk_logits=64).logps_N.sum().backward()
+    assert len(calls) == len(gradients) == 1
 
 
 def test_models_are_not_kept_alive():

@@ -58,7 +58,8 @@ class AgentEpisode:
 
     async def _ending(self, program: asyncio.Task[tuple[float | None, dict[str, Any]]], caller: Caller) -> Ending:
         seconds = self.stage.limits.rollout_timeout
-        await asyncio.wait([program, caller.over], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [program, caller.over]
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if caller.over.done():
             caller.over.result()
             return Outcome.CANCELLED, {"limit": Limit.CANCELLED}

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import signal
+from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,10 +129,15 @@ class Command:
         """
         argv = self.argv(task) if callable(self.argv) else self.argv
         reach = {"OPENAI_BASE_URL": base_url, "OPENAI_API_BASE": base_url, "OPENAI_API_KEY": api_key}
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv, env={**os.environ, **(self.env or {}), **reach}, cwd=self.cwd, start_new_session=True, **pipes
+                *argv,
+                env={**os.environ, **(self.env or {}), **reach},
+                cwd=self.cwd,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                start_new_session=True,
             )
         except OSError as error:
             raise EnvironmentFailure(f"{argv[0]!r} cannot be started: {error}") from error
