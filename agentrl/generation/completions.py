@@ -19,7 +19,7 @@ import httpx
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
-from agentrl.types import FinishReason, Sample
+from agentrl.types import FinishReason, ImageSpan, Sample
 
 ATTEMPTS = 3
 """How often a turn is asked for when the connection breaks or the server answers with an error of its own (5xx)."""
@@ -58,8 +58,12 @@ class CompletionsGenerator:
         """What the server says of the model, None where it says nothing."""
         return self._max_context
 
-    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Sample one turn; see `Generator.sample`."""
+        if images:
+            raise GenerationError("images are not passed on to a completions server in this version")
         reply = await self._ask(turn_request(self.model, ids, params))
         sample = read_turn(reply, params)
         self.stats.prefilled_tokens += len(ids)

@@ -30,6 +30,7 @@ from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.busy import Busy
+from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.environments import merge_tools
 from agentrl.rollout.episode import Episode, Stage
 from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
@@ -72,6 +73,7 @@ class RolloutEngine:
         journal: Where every turn is kept before the next one is sampled. What its open window holds of a task is not
             played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
         max_concurrency: Most episodes at once, over everything that is being played; None for any number.
+        agent: A program that plays the episodes instead, with requests to an endpoint; nothing of it is in the journal.
 
     Attributes:
         tools: The standalone tools, by name.
@@ -99,6 +101,7 @@ class RolloutEngine:
         tool_max_failures: int | None = 100,
         journal: Journal | None = None,
         max_concurrency: int | None = None,
+        agent: Agent | None = None,
     ) -> None:
         self.generator = generator
         self.journal = journal
@@ -126,6 +129,11 @@ class RolloutEngine:
             for spec in self.environments.specs.values():
                 merge_tools(self.tools, spec.tools, spec.class_name)
         self._runner = ToolRunner(self._threads, policy=tool_policy, max_failures=tool_max_failures)
+        self._agent, self._endpoint = agent, None
+        if agent is not None:
+            from agentrl.rollout.endpoint.server import Endpoint
+
+            self._endpoint = Endpoint(agent.host, agent.port, agent.url, agent.accept_sampling)
 
     def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Play one episode for each task; blocks until all have ended.
@@ -235,6 +243,8 @@ class RolloutEngine:
         """
         if self.environments is not None:
             self._loop.run_for(CLOSE_SECONDS, self.environments.close(), "closing the environments")
+        if self._endpoint is not None:
+            self._loop.run_for(CLOSE_SECONDS, self._endpoint.close(), "closing the endpoint")
         self._loop.close()
         self._runner.forget_loop()
         self._admission = Admission(self._max_concurrency)  # what was left behind keeps its place in the old one
@@ -242,6 +252,8 @@ class RolloutEngine:
 
     async def _run(self, play: Play, run: int, urgent: bool, journal: Journal | None) -> list[Trajectory]:
         self._playing.add(cancelled := threading.Event())
+        if self._endpoint is not None:
+            await self._endpoint.start()
         stage = self._stage(journal, cancelled)
         rollouts: list[asyncio.Task[Trajectory]] = []
         try:
@@ -324,6 +336,10 @@ class RolloutEngine:
         self, stage: Stage, task: Task, session: str, attempt: int, record: RolloutRecord | None
     ) -> Trajectory:
         """Play one attempt, from where its record ends if there is one and the environment does again what it did."""
+        if self._agent is not None and self._endpoint is not None:
+            from agentrl.rollout.endpoint.episode import AgentEpisode
+
+            return await AgentEpisode(stage, task, session, self._agent, self._endpoint, self._threads).play()
         if record is not None:
             try:
                 return await Episode(stage, task, session, attempt, record).play()

@@ -24,6 +24,7 @@ def check_sources(
     tools: Sequence[Any],
     environments: Environments | None,
     rollout_func: Callable[..., Any] | None,
+    agent: Any,
     train_dataset: Any,
     args: RolloutConfig,
 ) -> None:
@@ -33,12 +34,21 @@ def check_sources(
             "rollout_func replaces the rollout engine, so `tools` and `environment_factory` would never be used; "
             "drop them or drop rollout_func."
         )
-    if args.reasoning != "keep" and not tools and environments is None:
+    if agent is not None:
+        others = {"tools": tools, "environment_factory": environments, "rollout_func": rollout_func}
+        if given := [name for name, value in others.items() if value]:
+            raise ConfigurationError(f"an agent owns its loop, so {' and '.join(given)} would never be used; drop it.")
+        if args.max_tool_calling_iterations is not None:
+            raise ConfigurationError(
+                f"max_tool_calling_iterations={args.max_tool_calling_iterations}: an agent runs its tools itself, so "
+                "they are not counted here; limit its steps in the program, or set max_completion_length."
+            )
+    if args.reasoning != "keep" and not tools and environments is None and agent is None:
         raise ConfigurationError(
             f"reasoning={args.reasoning!r} says how an episode goes on after a tool round, but there are neither "
             "`tools` nor an `environment_factory`; leave it at 'keep'."
         )
-    if environments is None and not reward_funcs:
+    if environments is None and not reward_funcs and agent is None:
         raise ConfigurationError(
             "there is no reward: pass reward_funcs, or an environment_factory whose class has get_reward()."
         )

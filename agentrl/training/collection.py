@@ -24,6 +24,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator, Phased, Probed
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
+from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
@@ -74,6 +75,7 @@ class Collector:
         tools: Standalone tools.
         environment_factory: One factory, several by name, or None.
         rollout_func: Plays the episodes instead of the engine.
+        agent: A program that owns its loop.
         generator: A generator, whose closing is the caller's business, or a function of the model that makes one;
             None makes one from the arguments.
         recorder: Is told what is played; the engine writes to its journal.
@@ -100,6 +102,7 @@ class Collector:
         tools: Sequence[Callable[..., Any] | Tool],
         environment_factory: Any,
         rollout_func: Callable[..., Any] | None,
+        agent: Agent | None,
         generator: Generator | Callable[..., Generator] | None,
         recorder: Recorder,
         interruptible: Callable[[], AbstractContextManager[None]],
@@ -120,7 +123,7 @@ class Collector:
         self.renderer = Renderer(
             processing_class,
             template_kwargs=as_dict(args.chat_template_kwargs),
-            tools=bool(tools) or environment_factory is not None,
+            tools=bool(tools) or environment_factory is not None or agent is not None,
             eos_ids=declared_eos_ids(policy),
             reasoning=args.reasoning,
             keep_images=args.keep_images,
@@ -167,6 +170,7 @@ class Collector:
             tool_max_failures=args.tool_max_failures,
             journal=recorder.journal,
             max_concurrency=getattr(args, "max_concurrency", None),
+            agent=agent,
         )
         pool = self.engine.environments
         columns = common_columns(datasets)
@@ -176,8 +180,8 @@ class Collector:
             reward_funcs,
             weights=args.reward_weights,
             processing_classes=reward_processing_classes,
-            environments=None if pool is None else pool.reward_owners,
-            columns=None if rollout_func is not None else columns,
+            environments={None: agent.name} if agent is not None else None if pool is None else pool.reward_owners,
+            columns=None if rollout_func is not None or agent is not None else columns,
             model_init_kwargs=as_dict(args.model_init_kwargs),
             trust_remote_code=args.trust_remote_code,
         )

@@ -49,6 +49,8 @@ class GRPOTrainer(RolloutTrainer):
         rollout_func: Plays the episodes instead of the engine; see `agentrl.training.custom_rollouts`.
         environment_factory: Makes environments; or several factories by name, picked by the dataset's
             `environment` column. See `agentrl.rollout.environments` for the contract.
+        agent: A program that owns its loop and plays the episodes with requests to an OpenAI-compatible endpoint:
+            `(base_url, api_key, task)` to a reward, or an `agentrl.Agent`; see `agentrl.rollout.endpoint.programs`.
         generator: Samples turns instead of what `args` selects: a generator, or a function of the model that
             makes one, for instance `functools.partial(LocalGenerator, max_cache_tokens=65536)`.
 

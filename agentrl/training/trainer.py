@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
 from agentrl.objectives.aggregation import Denominators
+from agentrl.rollout.endpoint.programs import Agent, Program
 from agentrl.rollout.garbage import earlier_objects_set_aside
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
@@ -79,6 +80,7 @@ class RolloutTrainer(LifeCycle):
         rollout_func: RolloutFunction | None = None,
         environment_factory: Environments | None = None,
         *,
+        agent: Agent | Program | None = None,
         generator: Generator | Callable[[PreTrainedModel], Generator] | None = None,
     ) -> None:
         if args is None:
@@ -99,6 +101,7 @@ class RolloutTrainer(LifeCycle):
             tools=tools or [],
             environments=environment_factory,
             rollout_func=rollout_func,
+            agent=agent,
             train_dataset=train_dataset,
             args=args,
         )
@@ -140,6 +143,7 @@ class RolloutTrainer(LifeCycle):
             tools=tools or [],
             environment_factory=environment_factory,
             rollout_func=rollout_func,
+            agent=Agent(agent) if agent is not None and not isinstance(agent, Agent) else agent,
             generator=generator,
             recorder=self.recorder,
             interruptible=self.preemption.interruptible,
