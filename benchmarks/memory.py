@@ -1,0 +1,140 @@
+"""Whether a long training holds on to anything: memory, threads and files over thousands of tiny steps.
+
+Each step plays a window of its own with the local generator, an environment and a tool, scores it, trains on it and
+writes it into the journal. Printed are memory (resident, after a garbage collection), threads and open files along the
+way; the exit code is 1 when the second half of the training added more than `--limit` MB.
+
+    python benchmarks/memory.py [--steps 2000] [--limit 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import random
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import transformers
+from transformers import TrainerCallback
+
+from agentrl import GRPOConfig, GRPOTrainer
+from agentrl.generation.base import SamplingParams
+from agentrl.generation.local import LocalGenerator
+from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import qwen_like_tokenizer
+from agentrl.types import FinishReason, Sample
+
+MARKS = 10
+"""Times that the counts are taken."""
+
+
+class Clicker:
+    """Counts clicks."""
+
+    def reset(self, seed: int) -> str:
+        """Begin."""
+        self.clicks = 0
+        return f"Click {seed % 1000} times."
+
+    def click(self) -> str:
+        """Click once."""
+        self.clicks += 1
+        return f"{self.clicks} clicks"
+
+    def get_reward(self) -> float:
+        """Anything: equal rewards would leave nothing to train on."""
+        return random.random()
+
+
+class Calling(LocalGenerator):
+    """The local generator, whose first turn of each rollout is a call and whose second one is short.
+
+    A random model never writes one by itself, and without one there are no tools, suffixes and second turns.
+    """
+
+    def __init__(self, model: Any, call: list[int]) -> None:
+        super().__init__(model, max_cache_tokens=16_384)
+        self._call = call
+        self._called: set[str] = set()
+
+    async def sample(self, session: str, ids: Sequence[int], params: SamplingParams) -> Sample:
+        """Call, or sample a turn."""
+        if session in self._called:
+            return await super().sample(session, ids, replace(params, max_tokens=4))
+        self._called.add(session)
+        return Sample(self._call, [math.nan] * len(self._call), FinishReason.STOP)
+
+    def release(self, session: str) -> None:
+        """Forget a rollout."""
+        self._called.discard(session)
+        super().release(session)
+
+
+class Gauge(TrainerCallback):
+    """Takes the counts at equal distances.
+
+    Args:
+        every: Steps between two.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.megabytes: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take them, and print them."""
+        if state.global_step % self.every:
+            return
+        gc.collect()
+        me = psutil.Process()
+        self.megabytes.append(me.memory_info().rss / 2**20)
+        threads, files = threading.active_count(), me.num_fds()
+        print(f"step {state.global_step:6}: {self.megabytes[-1]:8.1f} MB, {threads} threads, {files} files", flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, and print the counts; 1 if memory grew."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--limit", type=float, default=16.0)
+    args = parser.parse_args(argv)
+    transformers.logging.set_verbosity_error()
+    tokenizer = qwen_like_tokenizer()
+    model = tiny_model("qwen3", vocab_size=len(tokenizer), max_position_embeddings=2048)
+    call = tokenizer.encode('<tool_call>\n{"name": "click", "arguments": {}}\n</tool_call><|im_end|>')
+    gauge = Gauge(max(1, args.steps // MARKS))
+    with tempfile.TemporaryDirectory() as folder:
+        GRPOTrainer(
+            model=model,
+            processing_class=tokenizer,
+            environment_factory=Clicker,
+            generator=Calling(model, call),
+            callbacks=[gauge],
+            args=GRPOConfig(
+                folder,
+                max_steps=args.steps,
+                per_device_train_batch_size=4,
+                num_generations=2,
+                max_completion_length=160,
+                use_cpu=True,
+                gradient_checkpointing=False,
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+        ).train()
+    growth = gauge.megabytes[-1] - gauge.megabytes[len(gauge.megabytes) // 2 - 1]
+    print(f"the second half added {growth:.1f} MB (limit {args.limit:g})")
+    return int(growth > args.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
