@@ -89,7 +89,7 @@ def compute(
         GRPOTrainer,
         SimpleNamespace(
             args=args,
-            old_logps=lambda batch: batch.old_logps_N,
+            old_logps=lambda scores, batch: batch.old_logps_N,
             model=SimpleNamespace(training=False),
             collector=SimpleNamespace(corrects_sampler=args.vllm_importance_sampling_correction),
         ),

@@ -11,12 +11,17 @@ from agentrl.errors import ConfigurationError
 from tests.training.runs import distance, local, logged, make_trainer, small_model, weights
 
 
+def _scores(output):
+    """What the head gave: the trainer makes it give back scores, in a tuple, in the place of logits."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 def test_sampler_and_trainer_share_the_autocast(tmp_path):
     """bf16: weights stay float32, forward passes are rounded alike on both sides, learning goes on."""
     trainer = make_trainer("grpo", tmp_path, bf16=True, max_steps=3, generator=None, beta=0.1)
     before = weights(trainer)
     types: set[torch.dtype] = set()
-    trainer.model.lm_head.register_forward_hook(lambda _, __, output: types.add(output.dtype))
+    trainer.model.lm_head.register_forward_hook(lambda _, __, output: types.add(_scores(output).dtype))
     trainer.train()
     assert types == {torch.bfloat16}
     assert {value.dtype for value in weights(trainer).values()} == {torch.float32}

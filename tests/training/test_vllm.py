@@ -123,6 +123,7 @@ def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]]) -> l
         with torch.no_grad():
             for number, parameter in enumerate(policy.parameters()):
                 parameter.add_(0.01 * (version + 1) * (number % 3))
+        torch.distributed.barrier()  # in a training, the optimizer step: nobody is at the last round's turns any more
         generator.sync(version)
 
         async def rounds(count: int = counts[rank], version: int = version) -> list[Any]:
