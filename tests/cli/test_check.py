@@ -15,13 +15,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("check")
-    (folder / "counting_env.py").write_text(COUNTER)
+    (folder / "clicks.py").write_text(COUNTER)
     save_model(folder / "model")
     return folder
 
 
 def test_a_good_environment_and_a_good_model_pass(folder):
-    code, text, _ = run("check", "--env", f"{folder}/counting_env.py:Counter", "--model", folder / "model", "--json")
+    code, text, _ = run("check", "--env", f"{folder}/clicks.py:Counter", "--model", folder / "model", "--json")
     found = {finding["check"]: finding["status"] for finding in json.loads(text)}
     assert code == 0
     assert set(found.values()) <= {"pass", "warn"}
@@ -38,7 +38,7 @@ def test_what_fails_is_shown_with_what_to_do_and_exits_with_1(folder):
     assert "1 fail" in text
 
 
-@pytest.mark.parametrize("env", ["counting_env.py:Counter", "guess_number.py:GuessNumber", "frozen_lake.py:lake"])
+@pytest.mark.parametrize("env", ["counter.py:Counter", "guess_number.py:GuessNumber", "frozen_lake.py:lake"])
 def test_the_examples_pass(env, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     code, text, _ = run("check", "--env", f"{EXAMPLES}/{env}")
@@ -48,7 +48,7 @@ def test_the_examples_pass(env, monkeypatch):
 def test_what_is_mistyped_exits_with_2(folder):
     for arguments, said in [
         ([], "name an environment"),
-        (["--env", f"{folder}/counting_env.py:Counter", "--group", 1], "--group 1"),
+        (["--env", f"{folder}/clicks.py:Counter", "--group", 1], "--group 1"),
         (["--model", folder / "nothing"], "no tokenizer could be loaded"),
     ]:
         code, _, complaint = run("check", *arguments)

@@ -20,7 +20,7 @@ TOKENIZER = qwen_like_tokenizer("compact")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rollout")
-    (folder / "counting_env.py").write_text(COUNTER)
+    (folder / "clicks.py").write_text(COUNTER)
     save_model(folder / "model")
     return folder
 
@@ -63,17 +63,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 
 def test_a_local_model_is_evaluated_and_its_episodes_are_kept(folder):
-    arguments = [
-        "rollout",
-        "--env",
-        f"{folder}/counting_env.py:Counter",
-        "--model",
-        folder / "model",
-        "-n",
-        6,
-        "--group",
-        2,
-    ]
+    arguments = ["rollout", "--env", f"{folder}/clicks.py:Counter", "--model", folder / "model", "-n", 6, "--group", 2]
     code, text, _ = run(*arguments, "--max-completion-length", 12, "--out", folder / "kept", "--json")
     assert code == 0
     report = json.loads(text)
@@ -91,7 +81,7 @@ def test_a_local_model_is_evaluated_and_its_episodes_are_kept(folder):
 
 def test_prompts_of_a_file_are_scored_by_a_function(folder):
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(3)))
-    arguments = ["--dataset", folder / "rows.jsonl", "--reward", f"{folder}/counting_env.py:length"]
+    arguments = ["--dataset", folder / "rows.jsonl", "--reward", f"{folder}/clicks.py:length"]
     code, text, _ = run("rollout", *arguments, "--model", folder / "model", "-n", 8, "--group", 2, "--top-k", 5)
     assert code == 0
     assert text.startswith("6 episodes of 3 tasks, 6 scored.")
@@ -101,15 +91,7 @@ def test_prompts_of_a_file_are_scored_by_a_function(folder):
 def test_a_server_is_given_ids_and_gives_ids(folder, server):
     """Whatever shapes the distribution is said, so that nobody's defaults count."""
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    arguments = [
-        "rollout",
-        "--env",
-        f"{folder}/counting_env.py:Counter",
-        "--model",
-        folder / "model",
-        "--base-url",
-        url,
-    ]
+    arguments = ["rollout", "--env", f"{folder}/clicks.py:Counter", "--model", folder / "model", "--base-url", url]
     code, text, _ = run(*arguments, "-n", 4, "--group", 2, "--temperature", 0.7, "--json")
     report = json.loads(text)
     assert code == 0
@@ -127,7 +109,7 @@ def test_a_server_is_given_ids_and_gives_ids(folder, server):
 
 
 def test_what_is_mistyped_exits_with_2(folder):
-    env, model = ["--env", f"{folder}/counting_env.py:Counter"], ["--model", folder / "model"]
+    env, model = ["--env", f"{folder}/clicks.py:Counter"], ["--model", folder / "model"]
     for arguments, said in [
         (model, "name an environment"),
         ([*env, *model, "--group", 9, "-n", 4], "--group 9"),

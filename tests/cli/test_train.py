@@ -17,7 +17,7 @@ SMALL = ["--use_cpu", "--num_generations", 2, "--per-device-train-batch-size", 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
-    (folder / "counting_env.py").write_text(COUNTER)
+    (folder / "clicks.py").write_text(COUNTER)
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(4)))
     save_model(folder / "model")
     return folder
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_trains_is_summed_up_and_resumes(folder):
     """The folder comes first; what is left off goes on where it was."""
     out = folder / "out"
-    arguments = ["train", "--env", f"{folder}/counting_env.py:Counter", "--model", folder / "model", *SMALL]
+    arguments = ["train", "--env", f"{folder}/clicks.py:Counter", "--model", folder / "model", *SMALL]
     arguments += ["--output_dir", out, "--logging_steps", 1, "--save_steps", 1]
     code, text, status = run(*arguments, "--max_steps", 1)
     assert code == 0, status
@@ -44,7 +44,7 @@ def test_a_run_trains_is_summed_up_and_resumes(folder):
 
 def test_a_file_says_what_options_may_override(folder):
     config = {"model": str(folder / "model"), "dataset": str(folder / "rows.jsonl"), "algorithm": "rloo"}
-    config |= {"reward": f"{folder}/counting_env.py:length", "max_steps": 5, "beta": 0.0, "use_cpu": True}
+    config |= {"reward": f"{folder}/clicks.py:length", "max_steps": 5, "beta": 0.0, "use_cpu": True}
     config |= {"per_device_train_batch_size": 4, "max_completion_length": 4, "output_dir": str(folder / "rloo")}
     (folder / "run.yaml").write_text(json.dumps(config))
     code, text, complaint = run("train", "--config", folder / "run.yaml", "--max-steps", 1, "--json", "--quiet")
@@ -75,7 +75,7 @@ def test_options_are_read_with_the_types_of_their_fields():
 
 
 def test_what_is_mistyped_exits_with_2(folder):
-    env, model = ["--env", f"{folder}/counting_env.py:Counter"], ["--model", folder / "model"]
+    env, model = ["--env", f"{folder}/clicks.py:Counter"], ["--model", folder / "model"]
     for arguments, said in [
         (env, "name a model"),
         ([*env, *model, "--max_step", 1], "did you mean --max_steps"),
