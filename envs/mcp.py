@@ -14,9 +14,6 @@ https://modelcontextprotocol.io/specification, spoken by the official SDK (extra
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -26,7 +23,9 @@ from mcp.client.streamable_http import create_mcp_http_client, streamable_http_c
 from mcp.types import CallToolResult, ImageContent, TextContent
 from PIL import Image
 
+from agentrl.chat.pictures import image_block
 from agentrl.errors import ConfigurationError, EnvironmentFailure
+from agentrl.rollout.loop import run_once
 
 _MODELS_FAULT = (-32602, -32601)
 """JSON-RPC codes for arguments and names that the server refuses."""
@@ -68,7 +67,7 @@ class MCP:
             raise ConfigurationError("headers are for a server with a URL; give a command its keys in `env`")
         self.headers = dict(headers or {})
         self.server, self.reuse, self.connect_timeout = server, reuse, connect_timeout
-        self.tool_schemas = self._select(_in_a_thread(self._ask), only)
+        self.tool_schemas = self._select(run_once(self._ask()), only)
 
     def __call__(self) -> MCPSession:
         """Make an instance."""
@@ -193,7 +192,7 @@ def _content(result: CallToolResult) -> str | list[Any]:
     blocks: list[Any] = []
     for block in result.content:
         if isinstance(block, ImageContent):
-            blocks.append(Image.open(io.BytesIO(base64.b64decode(block.data))))
+            blocks.append(image_block(block.data)["image"])
         else:
             said = block.text if isinstance(block, TextContent) else block.model_dump_json(exclude_none=True)
             blocks.append({"type": "text", "text": said})
@@ -207,22 +206,3 @@ def _cause(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
-
-
-def _in_a_thread(function: Any) -> Any:
-    """Run an async function to its end, also where a loop runs already (a notebook)."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append((asyncio.run(function()), None))
-        except Exception as error:  # noqa: BLE001 (raised again below)
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run, name="agentrl-mcp")
-    thread.start()
-    thread.join()
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value

@@ -96,6 +96,12 @@ class LoopThread:
         return "not running" if self._thread is None else place(self._thread)
 
 
+def run_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on a loop of its own, whether or not one runs in this thread (a notebook's)."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     while True:

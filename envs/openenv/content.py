@@ -11,17 +11,14 @@ The result of an MCP tool is its content: texts one below the other, and images.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 import json
 import re
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
-
+from agentrl.chat.pictures import image_block
 from agentrl.envs.openenv.protocol import ProtocolError
 from agentrl.envs.openenv.tools import HIDDEN
+from agentrl.errors import ImageError
 
 Content = str | list[dict[str, Any]]
 """Text, or blocks of text and images."""
@@ -65,24 +62,14 @@ def _is_image(block: dict[str, Any]) -> bool:
     return block.get("type") == "image" and isinstance(block.get("data"), str)
 
 
-def _joined(text: str, images: list[Image.Image]) -> Content:
+def _joined(text: str, images: list[dict[str, Any]]) -> Content:
     if not images:
         return text
-    blocks = [{"type": "text", "text": text}] if text else []
-    return [*blocks, *({"type": "image", "image": image} for image in images)]
+    return [*([{"type": "text", "text": text}] if text else []), *images]
 
 
-def _image(data: str) -> Image.Image:
+def _image(data: str) -> dict[str, Any]:
     try:
-        image = Image.open(io.BytesIO(base64.b64decode(data)))
-        image.load()
-    except (
-        binascii.Error,
-        UnidentifiedImageError,
-        Image.DecompressionBombError,
-        OSError,
-        SyntaxError,
-        ValueError,
-    ) as e:
-        raise ProtocolError(f"an observation has a picture that cannot be read: {e}") from e
-    return image
+        return image_block("".join(data.split()))
+    except ImageError as error:
+        raise ProtocolError(f"an observation has a picture that cannot be read: {error}") from error

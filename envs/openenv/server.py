@@ -6,11 +6,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -22,10 +21,10 @@ from agentrl.envs.openenv.protocol import ProtocolError
 from agentrl.envs.openenv.tools import Style, Tool, style_of, typed_tools
 from agentrl.errors import ConfigurationError, EnvironmentFailure
 from agentrl.rollout.failures import backoff
+from agentrl.rollout.loop import run_once
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 """Seconds before a full server is asked again: at first, and at most."""
@@ -195,7 +194,7 @@ class Server:
             self.style = self.style or style_of(schema)
             if self.style is Style.TYPED:
                 return typed_tools(schema)
-        return _in_a_loop(self._list())
+        return run_once(self._list())
 
     def _action_schema(self) -> dict[str, Any]:
         url = f"{self._endpoint.url}/schema"
@@ -258,9 +257,3 @@ class _Queue:
             return False
         finally:
             self._waiting -= 1
-
-
-def _in_a_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, whether or not a loop runs in this thread."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()

@@ -6,9 +6,6 @@ Pure. Everything wrong is a `ProtocolError`, which is a failure of the environme
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 import json
 import math
 import reprlib
@@ -16,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image
-
-from agentrl.errors import EnvironmentFailure, ToolDefinitionError
+from agentrl.chat.pictures import image_block
+from agentrl.errors import EnvironmentFailure, ImageError, ToolDefinitionError
 from agentrl.rollout.schemas import explicit_schema
 
 Content = str | list[dict[str, Any]]
@@ -166,17 +162,15 @@ def _block(block: Mapping[str, Any], what: str) -> dict[str, Any]:
     if kind == "text":
         return {"type": "text", "text": _field(block, "text", str, what)}
     if kind == "image":
-        return {"type": "image", "image": _image(_field(block, "data", str, what), what)}
+        return _image(_field(block, "data", str, what), what)
     raise ProtocolError(f"{what} has a block of the type {kind!r}, which no model can be shown; known: text, image")
 
 
-def _image(data: str, what: str) -> Image.Image:
+def _image(data: str, what: str) -> dict[str, Any]:
     try:
-        image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
-        image.load()
-    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return image_block(data)
+    except ImageError as error:
         raise ProtocolError(f"{what} has an image that cannot be decoded: {error}") from error
-    return image
 
 
 def _reward(output: Mapping[str, Any], what: str) -> float | None:
