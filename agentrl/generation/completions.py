@@ -19,6 +19,7 @@ import httpx
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.vllm_protocol import sampling_fields
 from agentrl.types import FinishReason, ImageSpan, Sample
 
 ATTEMPTS = 3
@@ -122,19 +123,9 @@ class CompletionsGenerator:
 
 def turn_request(model: str, ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
     """The body that asks for one turn; what shapes the distribution is written out, so no default of theirs counts."""
-    body = {
-        "model": model,
-        "prompt": list(ids),
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "seed": params.seed,
-        "stop_token_ids": sorted(params.stop_ids),
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    further = {"top_k": params.top_k, "min_p": params.min_p or 0.0, "repetition_penalty": params.repetition_penalty}
-    return body | further
+    fields = sampling_fields(params)
+    del fields["logprobs"]
+    return {"model": model, "prompt": list(ids), "return_token_ids": True, **fields}
 
 
 def read_turn(reply: Any, params: SamplingParams) -> Sample:
