@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.failures import FailurePolicy
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Trajectory
-from tests.rollout.helpers import renderer, tasks
-
-NO_RETRY = FailurePolicy(retries=0, delay=0, max_rate=1.0)
+from tests.envs.playing import engine
+from tests.rollout.helpers import tasks
 
 
 def play(factory: Callable[[], Any], script: Sequence[list[int]], rollouts: int = 1) -> list[Trajectory]:
@@ -23,12 +20,12 @@ def play(factory: Callable[[], Any], script: Sequence[list[int]], rollouts: int 
         turns[session] = turns.get(session, -1) + 1
         return list(script[turns[session]])
 
-    engine = RolloutEngine(ScriptedGenerator(sample), renderer(), environments=factory, failures=NO_RETRY)
+    player = engine(ScriptedGenerator(sample), factory)
     try:
-        trajectories = engine.run(tasks(rollouts))
-        engine.release(trajectories)
+        trajectories = player.run(tasks(rollouts))
+        player.release(trajectories)
     finally:
-        engine.close()
+        player.close()
     for trajectory in trajectories:
         assert_row_invariants(trajectory)
     return trajectories

@@ -4,45 +4,38 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl import GRPOConfig, GRPOTrainer
 from agentrl.envs import ORS
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
-from agentrl.types import Outcome, Task
+from agentrl.types import Message, Outcome, Task
 from tests.envs.ors_play import state, use
 from tests.envs.proxy import Fault, Link, Proxy, edited, lost, passed, replaced, silent, unheard
+from tests.envs.training import calling, rewards_of_training, tiny_agent
 from tests.rollout.helpers import renderer, turn
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from tiny_agent import Lesson, Recipe, Transcript, make_tiny_agent
-from tiny_agent.transcripts import calling
 
-
-def guesser(tools: list[dict[str, Any]], folder: Path) -> Path:
+def guesser(tools: list[dict[str, Any]], folder: Path) -> str:
     """An agent that has read games of a player who guesses at random."""
     rng = random.Random(0)
 
-    def game() -> Transcript:
+    def game() -> list[Message]:
         number = rng.randrange(10)
-        messages = [
+        return [
             {"role": "user", "content": "Guess my number between 0 and 9."},
             calling({"name": "guess", "arguments": {"number": number}}),
             {"role": "tool", "name": "guess", "content": rng.choice(["higher", "lower"])},
             {"role": "assistant", "content": "Done."},
         ]
-        return Transcript(messages, tools)
 
-    small = Recipe(hidden_size=48, heads=2, layers=1)
-    return make_tiny_agent([Lesson([game() for _ in range(300)], steps=120)], small, cache=folder)
+    return tiny_agent(game, tools, folder, games=300)
 
 
 @pytest.mark.slow
@@ -51,23 +44,7 @@ def test_training_on_a_server_raises_the_reward(start_ors, tmp_path: Path) -> No
     server = start_ors("digit")
     ors = ORS(url=server.url)
     agent = guesser(ors().tool_schemas, tmp_path / "agents")
-    args = GRPOConfig(
-        output_dir=str(tmp_path / "run"),
-        max_steps=9,
-        per_device_train_batch_size=24,
-        num_generations=24,
-        max_completion_length=80,
-        max_tool_calling_iterations=2,
-        learning_rate=3e-3,
-        logging_steps=1,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        use_cpu=True,
-    )
-    trainer = GRPOTrainer(str(agent), args=args, train_dataset=ors.tasks("train"), environment_factory=ors)
-    trainer.train()
-    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    rewards = rewards_of_training(agent, ors, ors.tasks("train"), tmp_path, steps=9, rollouts=24)
     assert len(rewards) == 9
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
     assert state(server)["open"] == 0
