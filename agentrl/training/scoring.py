@@ -127,11 +127,12 @@ def _score_hidden(
     head = _head(lm_head, core.config.get_text_config())
     taken: list[Scores] = []
     expected: list[Tensor] = []
+    to_check = core not in _tail_known  # asked out here: a compiled model cannot trace a weak reference to itself
 
     def take(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         left = args[0][:, :1]
         taken.append(run(args[0], head))
-        if core not in _tail_known:
+        if to_check:
             with torch.no_grad():
                 expected.append(head(left))
         return (left, *args[1:])

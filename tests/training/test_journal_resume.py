@@ -142,7 +142,7 @@ def kill(folder: Path, moment: str, number: int, **options: Any) -> None:
     arguments = (folder, moment, number, options, torch.get_num_threads())
     process = context.Process(target=play_and_die, args=arguments)
     process.start()
-    process.join(120)
+    process.join(300)
     process.kill()
     assert process.exitcode == -signal.SIGKILL
 

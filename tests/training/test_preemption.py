@@ -76,7 +76,7 @@ def left_after_sigterm(folder: Path, **options: Any) -> int | None:
             assert process.is_alive()
             time.sleep(0.02)
         process.terminate()
-        process.join(60)
+        process.join(300)
         return process.exitcode
     finally:
         process.kill()
@@ -103,7 +103,7 @@ def test_when_the_grace_time_is_over_the_process_ends_as_it_is(tmp_path):
 
 def test_in_the_midst_of_an_optimizer_step_it_leaves_at_its_end(tmp_path):
     process = start(signalled, tmp_path, torch.get_num_threads())
-    process.join(120)
+    process.join(300)
     assert process.exitcode == EXIT_CODE
     assert last_complete(tmp_path) == str(tmp_path / "checkpoint-2")
 

@@ -150,7 +150,7 @@ def kill_one(name: str, folder: Path) -> None:
     context.set_forkserver_preload(["tests.training.runs", "peft"])
     process = context.Process(target=train_and_die, args=(name, folder, torch.get_num_threads()))
     process.start()
-    process.join(120)
+    process.join(300)
     process.kill()
     assert process.exitcode == -signal.SIGKILL
 
