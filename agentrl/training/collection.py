@@ -234,7 +234,7 @@ class Collector:
             # Rows of all processes are in window order, so the number of a group is its position.
             groups = rewards.group_R[flat_R].unique().tolist()
             flat = flat_R[mine].nonzero()[:, 0].tolist()
-            draw.replace(flat, self._draw(redraw(groups, discarded.rounds)))
+            draw.replace(flat, self._draw_again(identity, redraw(groups, discarded.rounds)))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
         if isinstance(self.generator, Phased):
@@ -296,6 +296,10 @@ class Collector:
         """Play tasks and reward them."""
         with self._interruptible():
             return self._reward(self._play(tasks))
+
+    def _draw_again(self, identity: Any, tasks: list[Task]) -> Draw:
+        """Play the tasks that take the places of others in a window."""
+        return self._draw(tasks)
 
     def _reward(self, trajectories: list[Trajectory]) -> Draw:
         """Reward trajectories and give their environments back."""
