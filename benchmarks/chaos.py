@@ -42,7 +42,8 @@ from transformers import TrainerCallback
 
 from agentrl import GRPOConfig, GRPOTrainer, isolated
 from agentrl.generation.base import SamplingParams
-from agentrl.rollout.journal.records import Records, RolloutRecord
+from agentrl.rollout.journal.reading import Records
+from agentrl.rollout.journal.records import RolloutRecord
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import qwen_like_tokenizer

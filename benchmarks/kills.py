@@ -31,7 +31,7 @@ from typing import Any
 
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import SamplingParams
-from agentrl.rollout.journal.records import Records
+from agentrl.rollout.journal.reading import Records
 from agentrl.rollout.journal.schema import journal_path
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Sample

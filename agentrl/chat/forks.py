@@ -8,33 +8,16 @@ a suffix; where it rewrites a turn, the episode continues as a new row whose pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from agentrl.chat.continuation import Continuation
 from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.pictures import count_images
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template
 from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn
-from agentrl.types import Image, ImageSpan, Message
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """What comes after a sampled turn and its results.
-
-    Attributes:
-        ids: The suffix, or the whole context of the next turn.
-        added: Tokens of the round's glue and results, by which the episode grows.
-        forks: Whether it is the whole context, the prompt of a new row.
-        images: The images among the ids.
-    """
-
-    ids: list[int]
-    added: int
-    forks: bool = False
-    images: tuple[ImageSpan, ...] = ()
+from agentrl.types import Image, Message
 
 
 def continue_or_fork(

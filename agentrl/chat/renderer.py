@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.chat.continuation import Continuation
 from agentrl.chat.derivation import find_format
-from agentrl.chat.forks import Continuation, continue_or_fork
+from agentrl.chat.forks import continue_or_fork
 from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn

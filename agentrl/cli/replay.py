@@ -11,7 +11,8 @@ import typer
 from agentrl.cli.mistakes import mistakes
 
 if TYPE_CHECKING:
-    from agentrl.rollout.journal.records import Records, RolloutRecord
+    from agentrl.rollout.journal.reading import Records
+    from agentrl.rollout.journal.records import RolloutRecord
 
 Run = Annotated[Path, typer.Argument(help="The run's output_dir, or its _rollouts.db.")]
 
@@ -28,7 +29,7 @@ def replay(
     With --from-turn and --model the turns before are done again, and the model goes on from there.
     """
     from agentrl.cli.environments import load_environment
-    from agentrl.rollout.journal.records import Records, RolloutKey
+    from agentrl.rollout.journal.reading import Records, RolloutKey
     from agentrl.rollout.replay import Difference, Diverged
     from agentrl.rollout.replay import replay as play_again
 
@@ -66,7 +67,7 @@ def export(
 ) -> None:
     """Write a run's rollouts to a Parquet file or to JSON lines."""
     from agentrl.rollout.journal.export import export as write
-    from agentrl.rollout.journal.records import Records
+    from agentrl.rollout.journal.reading import Records
 
     with mistakes(), Records(run) as records:
         count = write(records, to, run=only_run)

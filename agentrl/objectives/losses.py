@@ -16,6 +16,12 @@ from agentrl.objectives.segments import row_counts, row_means, row_sums
 IMPORTANCE_LEVELS = ("token", "sequence")
 """Whether each token has its own importance ratio or shares that of its row."""
 
+LARGEST_LOG_RATIO = 20.0
+"""Ratios are at most e to this. The sum of a row's log-ratios passes 88 easily, where float32 has no number for the
+ratio, and the gradient that clipping multiplies by 0 would be 0 x inf = NaN. No bound of clipping lies near e^20; the
+loss of a negative advantage beyond it is constant, as beyond c in dual-clip PPO (Ye et al. 2020,
+https://arxiv.org/abs/1912.09729, equation 5)."""
+
 
 class Surrogate(NamedTuple):
     """A clipped loss and where clipping acted; one entry a token, or a row for `rloo_loss`.
@@ -73,6 +79,11 @@ def log_ratios(logps_N: Tensor, old_logps_N: Tensor | None, row_N: Tensor, rows:
     raise ValueError(f"unknown importance_sampling_level {level!r}; it is one of {', '.join(IMPORTANCE_LEVELS)}")
 
 
+def ratios(log_ratio: Tensor) -> Tensor:
+    """The importance ratio, min(exp(log_ratio), exp(LARGEST_LOG_RATIO)); without gradient where the bound acts."""
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
 def clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, delta: float | None = None
 ) -> Surrogate:
@@ -80,9 +91,10 @@ def clipped_surrogate(
 
         l = -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A),   r = exp(log_ratio)
 
-    Different bounds are those of DAPO (Yu et al. 2025, https://arxiv.org/abs/2503.14476). With `delta` the
-    first r is min(r, delta), which bounds the loss of a negative advantage at a large ratio (Prime Intellect
-    2025, INTELLECT-2, https://arxiv.org/abs/2505.07291, two-sided clipping).
+    with r at most exp(`LARGEST_LOG_RATIO`). Different bounds are those of DAPO (Yu et al. 2025,
+    https://arxiv.org/abs/2503.14476). With `delta` the first r is min(r, delta), which bounds the loss of a negative
+    advantage at a large ratio (Prime Intellect 2025, INTELLECT-2, https://arxiv.org/abs/2505.07291, two-sided
+    clipping).
 
     Args:
         log_ratio: Per token (N,) or per row (R,).
@@ -91,7 +103,7 @@ def clipped_surrogate(
         epsilon_high: Distance of the upper bound from 1.
         delta: Upper bound of the unclipped ratio, > 1 + epsilon_high; None for none.
     """
-    ratio = log_ratio.exp()
+    ratio = ratios(log_ratio)
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     return Surrogate(
@@ -143,7 +155,7 @@ def sapo_loss(log_ratio_N: Tensor, advantages_N: Tensor, temperature_pos: float,
         (N,).
     """
     tau_N = torch.full_like(log_ratio_N, temperature_neg).masked_fill(advantages_N > 0, temperature_pos)
-    return -(4 / tau_N) * torch.sigmoid(tau_N * (log_ratio_N.exp() - 1)) * advantages_N
+    return -(4 / tau_N) * torch.sigmoid(tau_N * (ratios(log_ratio_N) - 1)) * advantages_N
 
 
 def vespo_loss(

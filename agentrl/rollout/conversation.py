@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.chat.forks import Continuation
+from agentrl.chat.continuation import Continuation
 from agentrl.types import Encoded, ImageSpan, Message, Outcome, Prompt, Row, Sample, Task, Trajectory, Turn
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.chat.forks import Continuation
+from agentrl.chat.continuation import Continuation
 from agentrl.chat.pictures import column_pictures, place_pictures, read_pictures
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, ImageError, RewardError
@@ -34,7 +34,8 @@ from agentrl.rollout.journal.values import dumps
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
 from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.replay import Difference, Diverged, reenact
-from agentrl.rollout.tools import Tool, ToolRunner, tool_message
+from agentrl.rollout.results import tool_message
+from agentrl.rollout.tools import Tool, ToolRunner
 from agentrl.types import (
     Encoded,
     FinishReason,

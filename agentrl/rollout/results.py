@@ -21,6 +21,7 @@ from typing import Any, Literal
 from PIL.Image import Image
 
 from agentrl.chat.pictures import holds_picture, image_block, is_image_block
+from agentrl.types import Message, ToolResult
 
 MAX_CHARACTERS = 32_768
 """Most characters of one text that reach the model, some 8000 tokens."""
@@ -37,6 +38,12 @@ def render(value: Any) -> str | list[dict[str, Any]]:
     if isinstance(value, list) and value and all(_is_block(item) for item in value):
         return _blocks(value)
     return truncate(_valid(_text(value)))
+
+
+def tool_message(result: ToolResult) -> Message:
+    """The chat message that answers a call."""
+    call_id, name = result.call.id, result.call.name
+    return {"role": "tool", "name": name, "tool_call_id": call_id, "content": result.content}
 
 
 def truncate(text: str, limit: int = MAX_CHARACTERS, side: Literal["left", "right"] = "right") -> str:

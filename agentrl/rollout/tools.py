@@ -33,7 +33,7 @@ from agentrl.rollout.policy import MODEL_MISTAKES, Breaker, ToolPolicy, policy_o
 from agentrl.rollout.results import render
 from agentrl.rollout.schemas import explicit_schema, function_name, tool_schema
 from agentrl.rollout.threads import Threads
-from agentrl.types import Message, StepReward, Task, ToolCall, ToolResult
+from agentrl.types import StepReward, Task, ToolCall, ToolResult
 
 RESERVED_NAMES = frozenset({"reset", "get_reward", "close", "call_tool", "tool_schemas"})
 """Methods of an environment that are never tools, and names that no tool may have."""
@@ -280,12 +280,6 @@ def _checked(reward: Any, tool: Tool) -> float | None:
     if not math.isfinite(number):
         raise RewardError(f"the tool {tool.name!r} gave back a StepReward of {reward!r}; it must be a finite number")
     return number
-
-
-def tool_message(result: ToolResult) -> Message:
-    """The chat message that answers a call."""
-    call_id, name = result.call.id, result.call.name
-    return {"role": "tool", "name": name, "tool_call_id": call_id, "content": result.content}
 
 
 def _failed(error: BaseException) -> _Outcome:

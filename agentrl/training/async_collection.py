@@ -160,6 +160,11 @@ class AsyncCollector(Collector):
         self._reward_finished(ahead)
         return Draw.join(len(tasks), ahead.parts)
 
+    def _draw_again(self, identity: Any, tasks: list[Task]) -> Draw:
+        """In the journal too they belong to this window, not to the one that was begun last."""
+        self._open_window(identity, one_policy=not self.args.max_staleness)
+        return super()._draw_again(identity, tasks)
+
     def _reward_finished(self, ahead: Ahead) -> None:
         finished = dict(sorted(ahead.finished.items()))
         if finished:

@@ -40,6 +40,7 @@ from agentrl.training.draws import Discarded, Draw, Redraw
 from agentrl.training.generators import generator_of, samples_the_policy, sampling_of, unscored
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
+from agentrl.training.preemption import Preempted
 from agentrl.training.preparation import has_dropout
 from agentrl.training.recording import Recorder
 from agentrl.training.reference import make_reference
@@ -222,7 +223,8 @@ class Collector:
             redraw: Gives other tasks for groups whose members all earned the same, see `agentrl.training.draws`; None
                 keeps such groups.
         """
-        draw = self._take(identity, tasks)
+        with self._leaving_together():
+            draw = self._take(identity, tasks)
         everywhere, mine = self._gather(draw.records)
         rewards = self._rewards_of(everywhere)
         discarded = Discarded()
@@ -234,7 +236,9 @@ class Collector:
             # Rows of all processes are in window order, so the number of a group is its position.
             groups = rewards.group_R[flat_R].unique().tolist()
             flat = flat_R[mine].nonzero()[:, 0].tolist()
-            draw.replace(flat, self._draw(redraw(groups, discarded.rounds)))
+            again = redraw(groups, discarded.rounds)
+            with self._leaving_together():
+                draw.replace(flat, self._draw_again(identity, again))
             everywhere, mine = self._gather(draw.records)
             rewards = self._rewards_of(everywhere)
         if isinstance(self.generator, Phased):
@@ -294,8 +298,13 @@ class Collector:
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
+        self._sync()  # may take all processes, so none leaves in the midst of it
         with self._interruptible():
             return self._reward(self._play(tasks))
+
+    def _draw_again(self, identity: Any, tasks: list[Task]) -> Draw:
+        """Play the tasks that take the places of others in a window."""
+        return self._draw(tasks)
 
     def _reward(self, trajectories: list[Trajectory]) -> Draw:
         """Reward trajectories and give their environments back."""
@@ -367,7 +376,6 @@ class Collector:
             self._check_sampler()
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
-        self._sync()
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
         with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
@@ -431,11 +439,27 @@ class Collector:
 
     # Over all processes -------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _leaving_together(self) -> Iterator[None]:
+        """What is played inside ends with `_gather`; a process that has to leave says so there, and all leave."""
+        try:
+            yield
+        except Preempted:
+            if self.args.world_size > 1:
+                gather_object([None])
+            raise
+
     def _gather(self, records: list[RolloutRecord]) -> tuple[list[RolloutRecord], slice]:
-        """Return the records of all processes, in process order, and where this process's are."""
+        """Return the records of all processes, in process order, and where this process's are.
+
+        Raises:
+            Preempted: Another process has to leave.
+        """
         if self.args.world_size == 1:
             return records, slice(0, len(records))
         parts: list[list[RolloutRecord]] = gather_object([records])
+        if None in parts:
+            raise Preempted
         start = sum(len(part) for part in parts[: self.args.process_index])
         return [record for part in parts for record in part], slice(start, start + len(records))
 

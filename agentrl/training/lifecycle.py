@@ -73,16 +73,17 @@ class LifeCycle(Trainer):
             else:
                 if not self.preemption.requested or self.state.global_step >= self.state.max_steps:
                     return output
+            self.accelerator.wait_for_everyone()  # a launcher ends them all when one has left
         sys.exit(EXIT_CODE)
 
     def _save_before_leaving(self) -> None:
         """Save the state after the last optimizer step, if it is not saved yet; rollouts were being played since."""
         step, folder = self.state.global_step, self.args.output_dir or "."
-        if (
-            self.args.save_strategy != "no"
-            and step
-            and last_complete(folder) != str(Path(folder) / f"checkpoint-{step}")
-        ):
+        saved = last_complete(folder) == str(Path(folder) / f"checkpoint-{step}")
+        if self.args.world_size > 1:
+            # Each may see another one's files already: the first decides for all.
+            saved = gather_object([saved])[0]
+        if self.args.save_strategy != "no" and step and not saved:
             assert self.model is not None
             self._save_checkpoint(self.model, trial=None)
 

@@ -5,6 +5,9 @@ last optimizer step. In the midst of an optimizer step it is at its end. A tool 
 not hold the process up: when the grace time is over it ends, as it is. The exit code is 143 either way, as of any
 process that SIGTERM ends. With `save_strategy="no"` it leaves without a checkpoint.
 
+Of several processes all leave together, whichever of them got the signal: they agree on it where they meet anyway, when
+rollouts are gathered and when an optimizer step ends. One that was not told plays its rollouts to their end first.
+
 A handler of somebody else (`enable_jit_checkpoint`, a launcher) is left in its place, and does what it does.
 """
 
@@ -20,6 +23,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+from accelerate.utils import reduce
 from transformers import TrainerCallback
 
 logger = logging.getLogger(__name__)
@@ -38,7 +43,7 @@ class Preemption(TrainerCallback):
         grace: Most seconds from the signal to the end of the process; None: the signal is not listened for.
 
     Attributes:
-        requested: Whether the signal came.
+        requested: Whether the signal came, to this process or (known from the end of a step on) to another one.
     """
 
     def __init__(self, grace: float | None) -> None:
@@ -81,6 +86,9 @@ class Preemption(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Called by the trainer after an optimizer step: have it saved, and be the last."""
+        if args.world_size > 1 and self._grace is not None:
+            asked = torch.tensor(float(self.requested), device=args.device)
+            self.requested = bool(reduce(asked, "sum") > 0)
         if self.requested:
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True

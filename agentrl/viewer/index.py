@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.rollout.journal.records import Records, RolloutSummary, RunRecord, State, read_summaries
+from agentrl.rollout.journal.reading import Records, read_summaries
+from agentrl.rollout.journal.records import RolloutSummary, RunRecord, State
 
 COLUMNS = (
     *("rank", "id", "run", "kind", "step", "weights_version", "group", "member", "environment", "attempt"),

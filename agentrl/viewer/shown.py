@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigurationError
-from agentrl.rollout.journal.records import RolloutRecord, read_rollout
+from agentrl.rollout.journal.reading import read_rollout
+from agentrl.rollout.journal.records import RolloutRecord
 from agentrl.viewer.content import Picture, content, served_png
 from agentrl.viewer.index import Index
 from agentrl.viewer.texts import Texts, tokenizer_places

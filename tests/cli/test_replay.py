@@ -17,7 +17,7 @@ from agentrl.cli.main import app
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.journal.journal import Journal
-from agentrl.rollout.journal.records import Records
+from agentrl.rollout.journal.reading import Records
 from agentrl.rollout.limits import Limits
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator

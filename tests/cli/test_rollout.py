@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.rollout.journal.records import Records
+from agentrl.rollout.journal.reading import Records
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.cli.typing_commands import COUNTER, run, save_model
 

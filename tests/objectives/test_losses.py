@@ -137,6 +137,12 @@ class TestVespo:
         torch.testing.assert_close(logps.grad, -result.weight * vector(1, 1, -2))
 
 
+def test_sapo_of_a_ratio_that_overflows_has_no_gradient() -> None:
+    log_ratio = torch.tensor([100.0], requires_grad=True)
+    sapo_loss(log_ratio, torch.tensor([1.0]), 1.0, 1.05).backward()
+    assert log_ratio.grad.tolist() == [0.0]
+
+
 def test_luspo_of_rows_with_one_ratio_is_gspo_times_the_length():
     """The loss of GSPO is a mean over rows; each row's part is multiplied by its number of tokens."""
     old, row = vector(-1, -2, -1, -3), torch.tensor([0, 0, 0, 2])
@@ -230,6 +236,27 @@ class TestRlooLoss:
             expected.append(-min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage))
         torch.testing.assert_close(result.loss, vector(*expected))
         assert result.clipped_high.tolist() == [False, True, False]
+
+    @pytest.mark.parametrize("advantage", [1.5, 0.0, -1.5])
+    @pytest.mark.parametrize("drift", [-4.0, -0.001, 0.0, 0.001, 0.05, 0.5, 4.0])
+    def test_i08_no_ratio_of_a_long_row_overflows(self, advantage: float, drift: float) -> None:
+        """Rows of 100 tokens in float32, up to a ratio of e^400, against plain Python and finite differences."""
+        old = [-8.0 + 0.01 * n for n in range(100)]
+
+        def loss(logps: list[float]) -> float:
+            ratio = math.exp(min(math.fsum(logps) - math.fsum(old), 20.0))
+            return -min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage)
+
+        logps = [value + drift for value in old]
+        nudge = [logps[0] + 1e-5, *logps[1:]], [logps[0] - 1e-5, *logps[1:]]
+        slope = (loss(nudge[0]) - loss(nudge[1])) / 2e-5
+        logps_N = torch.tensor(logps, dtype=torch.float32, requires_grad=True)
+        row_N = torch.zeros(100, dtype=torch.int64)
+        result = rloo_loss(logps_N, torch.tensor(old), torch.tensor([advantage]), row_N, 0.2, 0.2)
+        result.loss.sum().backward()
+        torch.testing.assert_close(result.loss, torch.tensor([loss(logps)]), rtol=1e-3, atol=0)
+        torch.testing.assert_close(logps_N.grad, torch.full((100,), slope), rtol=1e-3, atol=1e-30)
+        assert result.clipped_high.item() == (advantage > 0 and drift > 0.002)
 
     def test_a_row_without_tokens_counts_nowhere(self):
         loss = rloo_loss(self.logps, None, self.advantages, self.row, 0.2, 0.2).loss

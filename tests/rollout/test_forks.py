@@ -3,13 +3,15 @@
 import pytest
 
 from agentrl.chat.renderer import Renderer
-from agentrl.errors import ConfigurationError, TemplateError
+from agentrl.errors import ConfigurationError, GenerationError, TemplateError
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.journal.journal import Journal
+from agentrl.rollout.journal.reading import Records
 from agentrl.rollout.limits import Limits
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import AB, fix_tokenizer
-from agentrl.types import Limit, Outcome
+from agentrl.types import FinishReason, Limit, Outcome, Sample
 from tests.rollout.helpers import QUESTION, Counter, call, encode, tasks, turn
 
 THINKING = [
@@ -127,3 +129,53 @@ def test_a_prompt_that_cannot_be_rendered_again_is_refused_for_forks(prompt):
     renderer = Renderer(fix_tokenizer("think"), tools=True, reasoning="fork")
     with pytest.raises(ConfigurationError, match='reasoning="keep"'):
         renderer.continuation(prompt, [{"role": "assistant", "content": ""}], [], [2], None)
+
+
+class Replayable(Counter):
+    replayable = True
+
+
+def recorded(folder, script, *, resume=False):
+    """Play one episode with a journal; gives back it and what the generator was given, which breaks when asked more."""
+    turns = iter(script)
+
+    def play_back(session, ids, params):
+        if (sampled := next(turns, None)) is None:
+            raise GenerationError("the generator is gone")
+        return Sample(sampled, [-0.25 - index / 8 for index in range(len(sampled))], FinishReason.STOP)
+
+    journal = Journal(folder)
+    journal.begin_run({}, resume=resume)
+    journal.open_window(kind="train", step=0, identity=0, policy="p")
+    generator = ScriptedGenerator(play_back)
+    renderer = Renderer(fix_tokenizer("think"), tools=True, reasoning="fork")
+    engine = RolloutEngine(generator, renderer, environments=Replayable, journal=journal)
+    try:
+        [trajectory] = engine.run(tasks(1))
+        engine.release([trajectory])
+    finally:
+        engine.close()
+        journal.close()
+    return trajectory, generator.calls
+
+
+def test_a_forked_episode_is_read_back_row_by_row_and_goes_on_in_the_right_row_c02(tmp_path):
+    """Cut off after any of its turns but the last, it is resumed in its row and is the episode that was not cut off."""
+    whole, calls = recorded(tmp_path / "whole", THINKING)
+    assert len(whole.rows) == 3
+    with Records(tmp_path / "whole") as records:
+        again = records.rollout(whole.record).trajectory()
+    assert again.rows == whole.rows
+    assert [(t.row, t.start, t.stop) for t in again.turns] == [(t.row, t.start, t.stop) for t in whole.turns]
+    assert again.completion == whole.completion
+    for kept in (1, 2):
+        folder = tmp_path / f"cut{kept}"
+        with pytest.raises(GenerationError):
+            recorded(folder, THINKING[:kept])
+        resumed, asked = recorded(folder, THINKING[kept:], resume=True)
+        assert [call.ids for call in asked] == [call.ids for call in calls[kept:]]
+        assert resumed.rows == whole.rows
+        assert [t.row for t in resumed.turns] == [0, 1, 2]
+        with Records(folder) as records:
+            assert records.rollout(resumed.record).trajectory().rows == whole.rows
+            assert len(records.summaries(superseded=True)) == 1

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import random
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import fields, is_dataclass
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from agentrl.chat.forks import Continuation
+from agentrl.chat.continuation import Continuation
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, EpisodeDone, RolloutError
 from agentrl.generation.base import SamplingParams
@@ -27,7 +29,8 @@ from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.isolation.factory import isolated
 from agentrl.rollout.journal import schema, writer
 from agentrl.rollout.journal.journal import Journal
-from agentrl.rollout.journal.records import Records, RolloutKey, State
+from agentrl.rollout.journal.reading import Records, RolloutKey
+from agentrl.rollout.journal.records import State
 from agentrl.rollout.journal.values import digest, dumps, from_png, loads, pack_logprobs, png, unpack_logprobs
 from agentrl.rollout.limits import Limits
 from agentrl.testing.scripted import ScriptedGenerator
@@ -366,6 +369,13 @@ def test_old_steps_are_pruned_with_their_images(tmp_path):
     with sqlite3.connect(journal.path) as database:
         assert database.execute("SELECT count(*) FROM images").fetchone() == (4,)  # three prompts and one result
         assert database.execute("SELECT count(*) FROM turns").fetchone() == (6,)
+
+
+def test_reading_and_viewing_need_neither_torch_nor_transformers():
+    code = "import sys, agentrl.rollout.journal.export, agentrl.viewer.server; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "agentrl.rollout.journal.reading" in loaded
+    assert not {"torch", "transformers"} & set(loaded)
 
 
 def test_rollouts_are_named_by_process_and_number():

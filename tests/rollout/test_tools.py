@@ -20,9 +20,9 @@ from PIL import Image
 
 from agentrl.errors import EpisodeDone, ToolDefinitionError
 from agentrl.rollout.calling import is_async
-from agentrl.rollout.results import MAX_CHARACTERS, render, truncate
+from agentrl.rollout.results import MAX_CHARACTERS, render, tool_message, truncate
 from agentrl.rollout.threads import Threads
-from agentrl.rollout.tools import Tool, ToolRunner, make_tools, tool_message
+from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import ToolCall, ToolResult
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ from transformers import TrainerCallback
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import SamplingParams
 from agentrl.objectives.aggregation import AGGREGATIONS
+from agentrl.rollout.journal.reading import Records
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.async_collection import may_start
@@ -463,6 +465,14 @@ def test_groups_are_drawn_again_and_the_rest_goes_on(tmp_path):
     trainer.train()
     assert sum(logged(trainer, "dynamic_sampling/groups_redrawn")) > 0
     assert max(logged(trainer, "async/staleness/max")) == 2
+    with Records(tmp_path) as records:
+        sql = 'SELECT DISTINCT identity, "group" FROM windows w JOIN rollouts r ON r.window = w.id'
+        groups = [
+            (json.loads(window), [int(part) for part in name.split(".")])
+            for window, name in records.journals[0].execute(sql)
+        ]
+    assert any(len(group) == 4 for _, group in groups)
+    assert all(group[:2] == window for window, group in groups), "also those that were drawn again"
 
 
 def threads() -> set[str]:

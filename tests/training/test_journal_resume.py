@@ -16,7 +16,8 @@ import torch
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import SamplingParams
 from agentrl.rollout.journal import writer
-from agentrl.rollout.journal.records import Records, RolloutRecord, RolloutSummary, State
+from agentrl.rollout.journal.reading import Records
+from agentrl.rollout.journal.records import RolloutRecord, RolloutSummary, State
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.trainer import RolloutTrainer

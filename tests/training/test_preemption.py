@@ -16,8 +16,9 @@ from transformers import TrainerCallback
 
 from agentrl.training.checkpoints import last_complete
 from agentrl.training.preemption import EXIT_CODE, Preempted, Preemption
-from tests.training.runs import logged, make_trainer, rows
+from tests.training.runs import logged, make_trainer, rows, weights
 from tests.training.test_journal_resume import Presses, Turns, assert_same, game
+from tests.training.worlds import run_world
 
 
 class Hanging(Presses):
@@ -142,3 +143,56 @@ def test_a_signal_between_two_windows_stops_the_next_one():
         assert preemption.requested
         with pytest.raises(Preempted), preemption.interruptible():
             pass
+
+
+class SignalledInAPlace(TrainerCallback):
+    """Sends SIGTERM to one of two processes, in the midst of the second optimizer step or at its end."""
+
+    def __init__(self, event: str) -> None:
+        def send(args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == (1 if event == "on_pre_optimizer_step" else 2) and args.process_index == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        setattr(self, event, send)
+
+
+def leave(folder: Path, moment: str) -> int | str | None:
+    """Train until one of the processes gets SIGTERM; gives back the exit code."""
+    generator = Turns()
+    trainer = game(folder, generator, save_steps=100)
+    if moment.startswith("on_"):
+        trainer.add_callback(SignalledInAPlace(moment))
+    else:
+        policy = generator._script
+
+        def deadly(*given: Any) -> list[int]:
+            if trainer.state.global_step == 2 and trainer.args.process_index == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return policy(*given)
+
+        generator._script = deadly
+    with pytest.raises(SystemExit) as ending:
+        trainer.train()
+    return ending.value.code
+
+
+def finish(folder: Path, resume: bool) -> dict[str, Any]:
+    trainer = game(folder, Turns(), save_steps=100)
+    trainer.train(resume_from_checkpoint=resume or None)
+    metrics = ("reward", "loss", "grad_norm", "num_tokens")
+    return {"weights": weights(trainer), "logs": {name: logged(trainer, name) for name in metrics}}
+
+
+@pytest.mark.slow
+def test_of_several_processes_all_save_and_leave_when_one_gets_the_signal(tmp_path):
+    """While it plays, in an optimizer step, and after one; the run that goes on is the one that was never stopped."""
+    [whole, _] = run_world(finish, tmp_path / "whole", tmp_path / "whole", False)
+    for moment in ("playing", "on_pre_optimizer_step", "on_log"):
+        folder = tmp_path / moment
+        assert run_world(leave, folder / "left", folder, moment) == [EXIT_CODE] * 2
+        assert last_complete(folder) == str(folder / "checkpoint-2")
+        for resumed in run_world(finish, folder / "resumed", folder, True):
+            assert [
+                key for key, value in whole["weights"].items() if not torch.equal(value, resumed["weights"][key])
+            ] == []
+            assert resumed["logs"] == whole["logs"]

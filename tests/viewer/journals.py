@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from agentrl.chat.forks import Continuation
+from agentrl.chat.continuation import Continuation
 from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.journal.records import TurnRecord
 from agentrl.testing.tokenizers import qwen_like_tokenizer

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.chat.renderer import Renderer
 from agentrl.rollout.journal.journal import Journal
-from agentrl.rollout.journal.records import Records
+from agentrl.rollout.journal.reading import Records
 from tests.vision.helpers import family, play, question, worst_difference, written
 
 FAMILY = "qwen3_vl"

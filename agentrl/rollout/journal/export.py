@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import ConfigurationError
-from agentrl.rollout.journal.records import Records, RolloutRecord
+from agentrl.rollout.journal.reading import Records
+from agentrl.rollout.journal.records import RolloutRecord
 from agentrl.rollout.journal.values import dumps
 
 ROWS = pa.struct(

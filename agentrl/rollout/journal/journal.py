@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from agentrl.rollout.journal.records import RolloutRecord, State, TurnRecord, read_rollout, read_summaries
+from agentrl.rollout.journal.reading import read_rollout, read_summaries
+from agentrl.rollout.journal.records import RolloutRecord, State, TurnRecord
 from agentrl.rollout.journal.schema import journal_path
 from agentrl.rollout.journal.values import Images, dumps, pack_ids, pack_logprobs, png
 from agentrl.rollout.journal.writer import Writer
