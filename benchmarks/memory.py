@@ -1,8 +1,9 @@
-"""Whether a long training holds on to anything: memory, threads and files over thousands of tiny steps.
+"""Whether a long training holds on to anything: memory, objects, threads, files and sockets over 2,000 tiny steps.
 
 Each step plays a window of its own with the local generator, an environment and a tool, scores it, trains on it and
-writes it into the journal. Printed are memory (resident, after a garbage collection), threads and open files along the
-way; the exit code is 1 when the second half of the training added more than `--limit` MB.
+writes it into the journal. Printed are memory (resident, after a garbage collection), Python's objects, threads, open
+files and sockets along the way; the exit code is 1 when the second half of the training added more than `--limit` MB,
+an object a step, or a thread, file or socket.
 
     python benchmarks/memory.py [--steps 2000] [--limit 16]
 """
@@ -86,7 +87,7 @@ class Gauge(TrainerCallback):
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.megabytes: list[float] = []
+        self.counts: list[dict[str, float]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take them, and print them."""
@@ -94,9 +95,15 @@ class Gauge(TrainerCallback):
             return
         gc.collect()
         me = psutil.Process()
-        self.megabytes.append(me.memory_info().rss / 2**20)
-        threads, files = threading.active_count(), me.num_fds()
-        print(f"step {state.global_step:6}: {self.megabytes[-1]:8.1f} MB, {threads} threads, {files} files", flush=True)
+        counts = {
+            "MB": round(me.memory_info().rss / 2**20, 1),
+            "objects": len(gc.get_objects()),
+            "threads": threading.active_count(),
+            "files": me.num_fds(),
+            "sockets": len(me.net_connections("all")),
+        }
+        self.counts.append(counts)
+        print(f"step {state.global_step:6}: {', '.join(f'{n:,.10g} {name}' for name, n in counts.items())}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -131,9 +138,13 @@ def main(argv: list[str] | None = None) -> int:
                 disable_tqdm=True,
             ),
         ).train()
-    growth = gauge.megabytes[-1] - gauge.megabytes[len(gauge.megabytes) // 2 - 1]
-    print(f"the second half added {growth:.1f} MB (limit {args.limit:g})")
-    return int(growth > args.limit)
+    early, late = gauge.counts[len(gauge.counts) // 2 - 1], gauge.counts[-1]
+    limits = dict.fromkeys(early, 0.0) | {"MB": args.limit, "objects": args.steps / 2}
+    grown = {name: late[name] - early[name] for name in early}
+    print(f"the second half added {', '.join(f'{n:,.3g} {name}' for name, n in grown.items())}")
+    too_much = [name for name in grown if grown[name] > limits[name]]
+    print(f"too much: {', '.join(too_much)}" if too_much else "nothing is held on to")
+    return int(bool(too_much))
 
 
 if __name__ == "__main__":

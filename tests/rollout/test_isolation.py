@@ -389,6 +389,27 @@ def test_a_warm_instance_is_ready_before_it_is_wanted():
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_process_that_died_while_it_waited_costs_no_attempt(method):
+    """Killed between two rollouts, or before its first one: it is replaced, and so is a dead fork server."""
+    generator, failures = ScriptedGenerator(lambda *_: turn("ok")), FailurePolicy(retries=0)
+    engine = RolloutEngine(generator, renderer(), environments=isolated(Room, start_method=method), failures=failures)
+    try:
+        for _ in range(2):
+            (trajectory,) = engine.run(tasks(1))
+            engine.release([trajectory])
+            assert trajectory.outcome is Outcome.FINISHED
+            killed = children()
+            for process in killed:
+                process.kill()
+            deadline = time.monotonic() + 10
+            while any(process.is_running() and process.status() != "zombie" for process in killed):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_processes_end_with_a_killed_parent(method, tmp_path):
     """`kill -9` of the trainer leaves nothing behind, not even an endless loop."""
     script = tmp_path / "script.py"
