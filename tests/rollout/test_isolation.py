@@ -326,6 +326,21 @@ def test_one_rollout_fails_and_the_others_go_on():
     assert len(pids) == 2, "each instance has a process of its own"
 
 
+class Shop(Room):
+    """A room that wants to be closed."""
+
+    def close(self) -> None:
+        """Close."""
+        self.closed = True
+
+
+def test_a_dead_process_is_not_asked_to_close_its_instance(caplog):
+    """Nor does the log say that closing failed, after each crash."""
+    (trajectory,) = play(isolated(Shop), [turn(call("exit"))], failures=FailurePolicy(retries=0, max_rate=1))
+    assert trajectory.outcome is Outcome.ENV_FAILURE
+    assert "close failed" not in caplog.text
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
     async def go() -> tuple[int, float]:
