@@ -176,6 +176,7 @@ class Played:
 
     Attributes:
         seconds: How long it took.
+        processor: Seconds that this process, without the environments, spent on the processor.
         trained: How many rows were trained on.
         counts: Of the census, step by step.
         records: What the journal holds of the attempts.
@@ -184,6 +185,7 @@ class Played:
     """
 
     seconds: float
+    processor: float
     trained: int
     counts: list[dict[str, int]]
     records: list[RolloutRecord]
@@ -218,13 +220,13 @@ def train(environment: type[Errand], rollouts: int, seed: int, folder: Path) -> 
             logging_steps=10**6,
         ),
     )
-    began = time.perf_counter()
+    began, processor = time.perf_counter(), time.process_time()
     trainer.train()
-    seconds = time.perf_counter() - began
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
     time.sleep(1.0)
     with Records(folder) as journal:
         records = list(journal.rollouts(journal.summaries()))
-    return Played(seconds, trainer.trained, census.counts, records, reaper.killed, len(running()))
+    return Played(seconds, processor, trainer.trained, census.counts, records, reaper.killed, len(running()))
 
 
 class Reaper:
@@ -357,6 +359,7 @@ def report(name: str, played: Played) -> None:
     failed = sum(turn.turn.results[0].failed for r in played.records for turn in r.turns if turn.turn.results)
     print(f"{name}: {played.trained} rollouts trained on in {played.seconds:.1f} s", end="")
     print(f", {seconds_late(played.records):.1f} s of them waiting for rollouts that something had happened to")
+    print(f"  on the processor, environments left out: {played.processor:.1f} s")
     print(f"  attempts in the journal: {', '.join(f'{count} {outcome}' for outcome, count in outcomes.most_common())}")
     print(f"  calls that failed: {failed}; processes killed: {played.killed}; left behind: {played.left}")
     for when, counts in (("a quarter", played.counts[len(played.counts) // 4]), ("the end", played.counts[-1])):
