@@ -8,10 +8,12 @@ Each environment lives in a process of its own (`isolated`). By chance, in share
 - 5% have a tool that raises, which the model is told;
 - 1% have a `get_reward` that raises;
 
-and every half second a process is killed with `kill -9`. The true reward of a rollout follows from its seed and from
-the calls that were answered; it is computed again from the journal, here, and compared with what was trained on. At the
-end threads, processes, open files and memory are what they were after the first steps. The same training is timed
-without chaos, in the same run.
+and for every 20 rollouts some process is killed with `kill -9`, every tenth time the one that forks the others. The
+true reward of a rollout follows from its seed and from the calls that were answered; it is computed again from the
+journal, here, and so are the advantages: what was trained on must be these, and nothing else. At the end threads,
+processes, open files, sockets and memory are what they were after the first steps. The same training is timed without
+chaos, in the same run; of what chaos costs, the report tells how long steps waited for nothing but rollouts that
+something had happened to. Linux.
 
     python benchmarks/chaos.py [--rollouts 1000] [--seed 0]
 
@@ -21,17 +23,18 @@ The exit code is 1 when something was lost, poisoned or leaked.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
 import os
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,15 +50,19 @@ from agentrl.rollout.journal.records import RolloutRecord
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import qwen_like_tokenizer
+from agentrl.training.batching import MicroBatch
 from agentrl.types import Outcome
 
 GROUP = 8
 BATCH = 40
 """Rollouts of a step, all at once: as many processes."""
 FATES = {"crash": 0.03, "hang": 0.02, "garbage": 0.02, "raise": 0.05, "reward": 0.01}
-KILL_SECONDS = 0.5
+ROLLOUTS_A_KILL = 20
+KILLS_A_SERVER = 10
 TOOL_TIMEOUT, ENVIRONMENT_TIMEOUT = 1.0, 2.0
 CALLS = 3
+ALLOWANCES = {"threads": 8, "processes": 8, "files": 40, "sockets": 8, "MB": 100}
+"""By how much each count may be higher at the end than after a quarter: how many are in use at once varies a little."""
 
 
 class Errand:
@@ -145,11 +152,23 @@ class Census(TrainerCallback):
         self.counts.append(
             {
                 "threads": threading.active_count(),
-                "processes": len(me.children(recursive=True)),
+                "processes": len(running()),
                 "files": me.num_fds(),
+                "sockets": len(me.net_connections("all")),
                 "MB": me.memory_info().rss // 2**20,
             }
         )
+
+
+class Watched(GRPOTrainer):
+    """Counts the rows that have a part in the loss."""
+
+    trained = 0
+
+    def compute_loss(self, model: Any, inputs: MicroBatch, *args: Any, **kwargs: Any) -> Any:
+        """Count, and go on."""
+        self.trained += len(inputs.row_N.unique())
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
 
 @dataclass
@@ -158,7 +177,8 @@ class Played:
 
     Attributes:
         seconds: How long it took.
-        rollouts: How many were trained on.
+        processor: Seconds that this process, without the environments, spent on the processor.
+        trained: How many rows were trained on.
         counts: Of the census, step by step.
         records: What the journal holds of the attempts.
         killed: Processes that were killed.
@@ -166,22 +186,23 @@ class Played:
     """
 
     seconds: float
-    rollouts: int
+    processor: float
+    trained: int
     counts: list[dict[str, int]]
     records: list[RolloutRecord]
     killed: int
     left: int
 
 
-def train(environment: type[Errand], rollouts: int, seed: int, folder: Path, *, kill: bool) -> Played:
+def train(environment: type[Errand], rollouts: int, seed: int, folder: Path) -> Played:
     """Train for as many steps as the rollouts make."""
     tokenizer = qwen_like_tokenizer()
-    census = Census()
-    trainer = GRPOTrainer(
+    census, reaper = Census(), Reaper(seed)
+    trainer = Watched(
         model=tiny_model("qwen3", vocab_size=len(tokenizer), max_position_embeddings=8192),
         processing_class=tokenizer,
         environment_factory=isolated(environment, start_method="forkserver", warm=4),
-        generator=ScriptedGenerator(Shopper(tokenizer)),
+        generator=ScriptedGenerator(Shopper(tokenizer, reaper if environment.chaos else None)),
         callbacks=[census],
         args=GRPOConfig(
             str(folder),
@@ -200,79 +221,75 @@ def train(environment: type[Errand], rollouts: int, seed: int, folder: Path, *, 
             logging_steps=10**6,
         ),
     )
-    began = time.perf_counter()
-    with killing(seed) if kill else unharmed() as killed:
-        trainer.train()
-    seconds = time.perf_counter() - began
+    began, processor = time.perf_counter(), time.process_time()
+    trainer.train()
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
     time.sleep(1.0)
     with Records(folder) as journal:
         records = list(journal.rollouts(journal.summaries()))
-    return Played(
-        seconds,
-        sum(bool(record.summary.advantages) for record in records),
-        census.counts,
-        records,
-        len(killed),
-        len(psutil.Process().children(recursive=True)),
-    )
+    return Played(seconds, processor, trainer.trained, census.counts, records, reaper.killed, len(running()))
+
+
+class Reaper:
+    """Kills a process at random every so many rollouts."""
+
+    def __init__(self, seed: int) -> None:
+        self.killed = 0
+        self._draw = random.Random(seed)
+        self._rollouts = 0
+
+    def begun(self) -> None:
+        """A rollout has begun."""
+        self._rollouts += 1
+        if self._rollouts % ROLLOUTS_A_KILL == 0:
+            # Beside the event loop, and at some moment of what goes on there.
+            threading.Timer(self._draw.uniform(0, 0.2), self._kill).start()
+
+    def _kill(self) -> None:
+        servers = psutil.Process().children()
+        everyone = running()
+        self.killed += 1
+        at_server = self.killed % KILLS_A_SERVER == 0
+        victims = [process for process in everyone if (process in servers) == at_server]
+        if victims:
+            with suppress(psutil.NoSuchProcess):
+                self._draw.choice(victims).kill()
+
+
+def running() -> list[psutil.Process]:
+    """Processes that this one started, at any remove."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parent died, so that `running` sees them."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
 
 
 class Shopper:
     """The sampled turns: a few calls with amounts that the turn's seed decides, then an answer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, reaper: Reaper | None) -> None:
         self._tokenizer = tokenizer
+        self._reaper = reaper
         self._turns: Counter[str] = Counter()
 
     def __call__(self, session: str, ids: list[int], params: SamplingParams) -> list[int]:
         """Sample a turn."""
         self._turns[session] += 1
+        if self._turns[session] == 1 and self._reaper is not None:
+            self._reaper.begun()
         if self._turns[session] > CALLS:
             return list(self._tokenizer.encode("Done.<|im_end|>"))
         amount = random.Random(params.seed).randint(1, 50)
         call = f'<tool_call>\n{{"name": "add", "arguments": {{"amount": {amount}}}}}\n</tool_call><|im_end|>'
         return list(self._tokenizer.encode(call))
-
-
-@contextmanager
-def killing(seed: int) -> Iterator[list[int]]:
-    """Kill a process of an environment now and then."""
-    killed: list[int] = []
-    over = threading.Event()
-
-    def kill() -> None:
-        draw = random.Random(seed)
-        while not over.wait(KILL_SECONDS):
-            # The children of the fork server are the environments; the server itself is not a part of the experiment.
-            family = [child for server in psutil.Process().children() for child in _children(server)]
-            if family:
-                victim = draw.choice(family)
-                try:
-                    victim.kill()
-                    killed.append(victim.pid)
-                except psutil.Error:
-                    continue
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextmanager
-def unharmed() -> Iterator[list[int]]:
-    """Kill nothing."""
-    yield []
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children()
-    except psutil.Error:
-        return []
 
 
 def true_reward(record: RolloutRecord) -> float:
@@ -281,38 +298,73 @@ def true_reward(record: RolloutRecord) -> float:
     return worth(record.task.seed, [answer.call.arguments["amount"] for answer in answers])
 
 
+def true_advantages(records: list[RolloutRecord]) -> dict[int, float]:
+    """What each attempt must have been trained with, by its id: 0 without a reward, or without another one's."""
+    groups: dict[str, list[RolloutRecord]] = {}
+    for record in records:
+        if record.summary.reward is not None:
+            groups.setdefault(record.summary.group, []).append(record)
+    advantages = dict.fromkeys((record.summary.id for record in records), 0.0)
+    for group in groups.values():
+        rewards = [true_reward(record) for record in group]
+        if len(rewards) > 1:
+            mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
+            advantages |= {r.summary.id: (x - mean) / (spread + 1e-4) for r, x in zip(group, rewards, strict=True)}
+    return advantages
+
+
 def problems(played: Played, rollouts: int) -> list[str]:
     """What was lost, poisoned or leaked."""
     found = []
-    trained = [record for record in played.records if record.summary.advantages]
-    wrong = [r.summary.id for r in trained if r.summary.reward is None or abs(r.summary.reward - true_reward(r)) > 1e-9]
+    scored = [record for record in played.records if record.summary.reward is not None]
+    wrong = [record.summary.id for record in scored if abs(record.summary.reward - true_reward(record)) > 1e-9]
     if wrong:
-        found.append(f"{len(wrong)} trajectories were trained on with a wrong reward, e.g. rollout {wrong[0]}")
-    poisoned = [r.summary.id for r in trained if r.summary.outcome is Outcome.ENV_FAILURE]
+        found.append(f"{len(wrong)} trajectories have a wrong reward, e.g. rollout {wrong[0]}")
+    poisoned = [record.summary.id for record in scored if record.summary.outcome is Outcome.ENV_FAILURE]
     if poisoned:
-        found.append(f"{len(poisoned)} failures of environments were trained on, e.g. rollout {poisoned[0]}")
+        found.append(f"{len(poisoned)} failures of environments have a reward, e.g. rollout {poisoned[0]}")
+    expected = true_advantages(played.records)
+    told = {record.summary.id: record.summary.advantages or [0.0] for record in played.records}
+    wrong = [number for number, [advantage] in told.items() if abs(advantage - expected[number]) > 1e-4]
+    if wrong:
+        found.append(f"{len(wrong)} trajectories have a wrong advantage, e.g. rollout {wrong[0]}")
+    if played.trained != len(scored):
+        found.append(f"{played.trained} trajectories were trained on, but {len(scored)} have a reward")
     tasks = {(record.summary.group, record.summary.member) for record in played.records}
-    expected = max(1, rollouts // BATCH) * BATCH
-    if len(tasks) != expected:
-        found.append(f"{len(tasks)} tasks were played instead of {expected}")
+    wanted = max(1, rollouts // BATCH) * BATCH
+    if len(tasks) != wanted:
+        found.append(f"{len(tasks)} tasks were played instead of {wanted}")
     if played.left:
         found.append(f"{played.left} processes are left")
     early, late = played.counts[len(played.counts) // 4], played.counts[-1]
-    for name, allowance in {"threads": 8, "processes": 8, "files": 40, "MB": 100}.items():
+    for name, allowance in ALLOWANCES.items():
         if late[name] > early[name] + allowance:
             found.append(f"{name} grew from {early[name]} to {late[name]}")
     return found
+
+
+def seconds_late(records: list[RolloutRecord]) -> float:
+    """Seconds in which steps waited for nothing but rollouts that something had happened to."""
+    ends: dict[int, dict[bool, float]] = {}
+    for record in records:
+        spared = record.summary.attempt == 0 and record.summary.outcome is Outcome.FINISHED
+        spared = spared and not any(result.failed for turn in record.turns for result in turn.turn.results)
+        step = ends.setdefault(record.summary.step, {})
+        step[spared] = max(step.get(spared, 0.0), record.summary.ended or 0.0)
+    return sum(max(0.0, step.get(False, 0.0) - step[True]) for step in ends.values() if True in step)
 
 
 def report(name: str, played: Played) -> None:
     """Print what happened."""
     outcomes = Counter(record.summary.outcome for record in played.records)
     failed = sum(turn.turn.results[0].failed for r in played.records for turn in r.turns if turn.turn.results)
-    print(f"{name}: {played.rollouts} rollouts trained on in {played.seconds:.1f} s")
+    print(f"{name}: {played.trained} rollouts trained on in {played.seconds:.1f} s", end="")
+    print(f", {seconds_late(played.records):.1f} s of them waiting for rollouts that something had happened to")
+    print(f"  on the processor, environments left out: {played.processor:.1f} s")
     print(f"  attempts in the journal: {', '.join(f'{count} {outcome}' for outcome, count in outcomes.most_common())}")
     print(f"  calls that failed: {failed}; processes killed: {played.killed}; left behind: {played.left}")
     for when, counts in (("a quarter", played.counts[len(played.counts) // 4]), ("the end", played.counts[-1])):
-        print(f"  at {when}: {', '.join(f'{value} {name}' for name, value in counts.items())}")
+        print(f"  at {when}: {', '.join(f'{value} {name}' for name, value in counts.items())}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -323,12 +375,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.getLogger("agentrl").setLevel(logging.ERROR)  # a line for each failure would hide the report
     transformers.logging.set_verbosity_error()
+    adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
-        calm = train(Errand, args.rollouts, args.seed, Path(folder) / "calm", kill=False)
+        calm = train(Errand, args.rollouts, args.seed, Path(folder) / "calm")
         report("without chaos", calm)
-        wild = train(ChaoticErrand, args.rollouts, args.seed, Path(folder) / "wild", kill=True)
+        wild = train(ChaoticErrand, args.rollouts, args.seed, Path(folder) / "wild")
         report("with chaos", wild)
-    share = (wild.rollouts / wild.seconds) / (calm.rollouts / calm.seconds)
+    share = (wild.trained / wild.seconds) / (calm.trained / calm.seconds)
     print(f"throughput with chaos over without: {share:.2f}")
     found = [f"without chaos: {text}" for text in problems(calm, args.rollouts)]
     found += [f"with chaos: {text}" for text in problems(wild, args.rollouts)]

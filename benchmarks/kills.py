@@ -1,11 +1,11 @@
 """A training that is killed with `kill -9` again and again, each time at a random moment, and resumed each time.
 
-Every life of the training is a process group of its own, killed as a whole: at a random time after it began, or, one
-time out of five, in the middle of a commit of its journal. A witness notes each turn that was finished, in a file that
-the journal has no part in: the generator is asked for the next turn only when the journal has the last one, so a turn
-that the witness has and the journal has not is lost. After each kill the journal must be whole (`PRAGMA
-integrity_check`). When a game has had its kills it is played to its end, and its weights must be those of the training
-that was never killed, bit for bit.
+Every life of the training is a process group of its own, killed as a whole: at a random time after it began, or, every
+third time, in the middle of a commit of its journal. A witness notes each turn that was finished, in a file that the
+journal has no part in: the generator is asked for the next turn only when the journal has the last one, so a turn that
+the witness has and the journal has not is lost. After each kill the journal must be whole (`PRAGMA integrity_check`).
+When a game has had its kills it is played to its end, and its weights must be those of the training that was never
+killed, bit for bit.
 
     python benchmarks/kills.py [--kills 50] [--games 5] [--seed 0]
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import random
@@ -40,8 +41,10 @@ STEPS, BATCH, GROUP = 8, 8, 4
 SAVE_STEPS = 3
 LATEST_KILL = 3.0
 """Seconds of training after which a life is over at the latest."""
-IN_A_COMMIT = 0.2
-"""Share of the kills that hit the journal's writer within a transaction."""
+COMMITS = 3
+"""Every so many kills one hits the journal's writer within a transaction."""
+LATEST_COMMIT = 60
+"""How much the journal was told when such a life is over at the latest. A whole training tells it about 450 things."""
 
 
 class Presses:
@@ -94,7 +97,8 @@ class Witnessed(ScriptedGenerator):
         draw = random.Random(params.seed)
         text = f"I am done, {draw.randrange(10)}."
         if draw.random() < 0.75:
-            text = f'<tool_call>\n{{"name": "press", "arguments": {{"times": {draw.randrange(9)}}}}}\n</tool_call>'
+            times = draw.randrange(10**6)  # no two turns are alike: one that is lost is not taken for another
+            text = f'<tool_call>\n{{"name": "press", "arguments": {{"times": {times}}}}}\n</tool_call>'
         return list(self._tokenizer.encode(text + "<|im_end|>"))
 
 
@@ -112,6 +116,7 @@ def train(folder: Path, began: Any, commit: int | None) -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    logging.getLogger("agentrl").setLevel(logging.ERROR)  # of each resume it says what it goes on with
     if commit is not None:
         die_in_commit(commit)
     tokenizer = qwen_like_tokenizer()
@@ -157,25 +162,27 @@ def die_in_commit(number: int) -> None:
     writer._File.run = run  # type: ignore[method-assign]
 
 
-def live(folder: Path, draw: random.Random | None) -> str:
+def live(folder: Path, draw: random.Random | None, *, in_commit: bool = False) -> str:
     """Let one life begin; without `draw` it ends by itself. Returns how it ended: "whole", "killed" or "commit"."""
     context = multiprocessing.get_context("forkserver")
     began = context.Event()
-    commit = draw.randint(1, 120) if draw is not None and draw.random() < IN_A_COMMIT else None
+    commit = draw.randint(1, LATEST_COMMIT) if draw is not None and in_commit else None
     process = context.Process(target=train, args=(folder, began, commit))
     process.start()
+    how = "killed" if commit is None else "commit"
     if draw is not None:
         while not began.wait(0.2) and process.is_alive():
             continue
         process.join(draw.uniform(0, LATEST_KILL) if commit is None else 60)
         if process.is_alive():
+            how = "killed"
             os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
     if process.exitcode == 0:
         return "whole"
     if process.exitcode != -signal.SIGKILL:
         raise RuntimeError(f"a life ended with exit code {process.exitcode}, not by a kill")
-    return "killed" if commit is None else "commit"
+    return how
 
 
 def lost_turns(folder: Path) -> tuple[int, int]:
@@ -233,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     multiprocessing.get_context("forkserver").set_forkserver_preload(["agentrl.training.grpo", "datasets", "torch"])
     draw = random.Random(args.seed)
     kills: Counter[str] = Counter()
-    lost = damaged = different = 0
+    seen = lost = damaged = different = 0
     with tempfile.TemporaryDirectory() as parent:
         reference = Path(parent) / "reference"
         reference.mkdir()
@@ -243,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
             folder.mkdir()
             wanted = args.kills * (game + 1) // args.games
             while kills.total() < wanted:
-                ending = live(folder, draw)
+                ending = live(folder, draw, in_commit=kills.total() % COMMITS == COMMITS - 1)
                 if ending == "whole":  # it was quicker than the kill: the next kills are for another one
                     different += not same_weights(folder, reference)
                     shutil.rmtree(folder)
@@ -253,16 +260,16 @@ def main(argv: list[str] | None = None) -> int:
                 lost += lost_turns(folder)[1]
                 damaged += damage(folder) is not None
             live(folder, None)
-            seen, missing = lost_turns(folder)
+            turns, missing = lost_turns(folder)
+            seen += turns
             lost += missing
             same = same_weights(folder, reference)
             different += not same
-            print(
-                f"game {game + 1}: {kills.total()} kills so far, {seen} turns, weights {'equal' if same else 'DIFFER'}",
-                flush=True,
-            )
+            verdict = "equal" if same else "DIFFER"
+            print(f"game {game + 1}: {kills.total()} kills so far, {turns} turns, weights {verdict}", flush=True)
     print(f"{kills['killed']} kills at random moments, {kills['commit']} within a commit")
-    print(f"finished turns lost: {lost}; damaged journals: {damaged}; trainings that ended differently: {different}")
+    print(f"finished turns lost: {lost} of {seen}; damaged journals: {damaged}", end="")
+    print(f"; trainings that ended differently: {different}")
     return int(bool(lost or damaged or different))
 
 

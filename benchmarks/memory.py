@@ -1,10 +1,12 @@
-"""Whether a long training holds on to anything: memory, threads and files over thousands of tiny steps.
+"""Whether a long training holds on to anything: memory, objects, threads, files and sockets over 2,000 tiny steps.
 
 Each step plays a window of its own with the local generator, an environment and a tool, scores it, trains on it and
-writes it into the journal. Printed are memory (resident, after a garbage collection), threads and open files along the
-way; the exit code is 1 when the second half of the training added more than `--limit` MB.
+writes it into the journal. Printed are memory (resident, after a garbage collection), Python's objects, threads, open
+files and sockets along the way; the exit code is 1 when the last quarter of the training has more than the second one:
+by `--limit` MB, by 50 objects and one a step, or by more than 4 threads, files or sockets: pools fill up as rollouts
+happen to need them at once.
 
-    python benchmarks/memory.py [--steps 2000] [--limit 16]
+    python benchmarks/memory.py [--steps 2000] [--limit 16] [--prompts N]
 """
 
 from __future__ import annotations
@@ -36,12 +38,18 @@ MARKS = 10
 
 
 class Clicker:
-    """Counts clicks."""
+    """Counts clicks.
+
+    Attributes:
+        prompts: How many there are. What is kept of prompts is bounded, which shows when there are more than fit.
+    """
+
+    prompts = 2**31
 
     def reset(self, seed: int) -> str:
         """Begin."""
         self.clicks = 0
-        return f"Click {seed % 1000} times."
+        return f"Click {seed % self.prompts} times."
 
     def click(self) -> str:
         """Click once."""
@@ -86,7 +94,7 @@ class Gauge(TrainerCallback):
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.megabytes: list[float] = []
+        self.counts: list[dict[str, float]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take them, and print them."""
@@ -94,9 +102,20 @@ class Gauge(TrainerCallback):
             return
         gc.collect()
         me = psutil.Process()
-        self.megabytes.append(me.memory_info().rss / 2**20)
-        threads, files = threading.active_count(), me.num_fds()
-        print(f"step {state.global_step:6}: {self.megabytes[-1]:8.1f} MB, {threads} threads, {files} files", flush=True)
+        counts = {
+            "MB": round(me.memory_info().rss / 2**20, 1),
+            "objects": len(gc.get_objects()),
+            "threads": threading.active_count(),
+            "files": me.num_fds(),
+            "sockets": len(me.net_connections("all")),
+        }
+        self.counts.append(counts)
+        print(f"step {state.global_step:6}: {', '.join(f'{n:,.10g} {name}' for name, n in counts.items())}", flush=True)
+
+
+def least(counts: list[dict[str, float]]) -> dict[str, float]:
+    """The least of each count: what is there between two collections of garbage comes and goes."""
+    return {name: min(count[name] for count in counts) for name in counts[0]}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -104,6 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--limit", type=float, default=16.0)
+    parser.add_argument("--prompts", type=int, default=2**31, help="few for a short run, which fills no cache")
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     tokenizer = qwen_like_tokenizer()
@@ -114,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         GRPOTrainer(
             model=model,
             processing_class=tokenizer,
-            environment_factory=Clicker,
+            environment_factory=type("Clicker", (Clicker,), {"prompts": args.prompts}),
             generator=Calling(model, call),
             callbacks=[gauge],
             args=GRPOConfig(
@@ -131,9 +151,14 @@ def main(argv: list[str] | None = None) -> int:
                 disable_tqdm=True,
             ),
         ).train()
-    growth = gauge.megabytes[-1] - gauge.megabytes[len(gauge.megabytes) // 2 - 1]
-    print(f"the second half added {growth:.1f} MB (limit {args.limit:g})")
-    return int(growth > args.limit)
+    quarter = len(gauge.counts) // 4
+    early, late = least(gauge.counts[quarter : 2 * quarter + 1]), least(gauge.counts[-quarter - 1 :])
+    limits = dict.fromkeys(early, 4.0) | {"MB": args.limit, "objects": 50 + args.steps / 2}
+    grown = {name: late[name] - early[name] for name in early}
+    print(f"from the second to the last quarter: {', '.join(f'{n:,.3g} {name}' for name, n in grown.items())}")
+    too_much = [name for name in grown if grown[name] > limits[name]]
+    print(f"too much: {', '.join(too_much)}" if too_much else "nothing is held on to")
+    return int(bool(too_much))
 
 
 if __name__ == "__main__":

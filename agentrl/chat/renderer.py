@@ -7,6 +7,7 @@ with the same shape of turn and the real results, so that no sampled id is ever 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,8 @@ class Renderer:
         Raises:
             TemplateError: No template is fit for tool rounds, or it is not known how to parse calls.
         """
+        # Calling a tokenizer sets its padding and truncation: others that use it meanwhile must not change ids here.
+        processing_class = copy.deepcopy(processing_class)
         self._tokenizer = tokenizer = tokenizer_of(processing_class)
         own = own_template(processing_class, template_kwargs or {}, tools, max_image_pixels=max_image_pixels)
         self._forks = reasoning == "fork"

@@ -2,8 +2,9 @@
 
 An instance is made for every environment at construction, to learn its tools; it is also the first one to be
 leased. Further ones are made when all are out, in threads, so that slow constructors overlap. A released
-instance is used again, so an expensive `__init__` is paid once; a discarded one is closed and gone. What an instance
-does outside of its tools (being made, `reset`, `get_reward`, `close`) has a deadline.
+instance is used again, so an expensive `__init__` is paid once; a discarded one is closed and gone, and so is an
+isolated one whose process died meanwhile. What an instance does outside of its tools (being made, `reset`,
+`get_reward`, `close`) has a deadline.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agentrl.rollout.environments import (
     read_reward,
     reset_arguments,
 )
+from agentrl.rollout.isolation.factory import died_idle
 from agentrl.rollout.limits import require_seconds
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool
@@ -123,10 +125,12 @@ class EnvironmentPool:
             with self._lock:
                 if closings != self._closings:
                     raise RolloutError(f"the environment pool was closed while {spec.class_name} was being made")
-                if idle := self._idle[spec.name]:
+                while idle := self._idle[spec.name]:
                     instance = idle.pop()
-                    self._leased[id(instance)] = spec, instance
-                    return instance
+                    if not died_idle(instance):
+                        self._leased[id(instance)] = spec, instance
+                        return instance
+                    self._keep(self._close(instance))
             # The thread itself puts the instance among the idle ones, and goes on if this rollout is cancelled
             # meanwhile: the instance is not lost.
             made = self._keep(call(self._create, self._threads, spec.name, closings))

@@ -1,5 +1,8 @@
 """Prompts to ids, and the ids that stop a turn."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from agentrl.chat.renderer import Renderer
@@ -64,6 +67,32 @@ def test_pad_equal_to_eos_keeps_every_eos_e02():
     history = [*QUESTION, {"role": "assistant", "content": "x"}, *QUESTION]
     ids = Renderer(tokenizer).prompt_ids(history, None)
     assert ids.count(EOS) == 3
+
+
+def test_others_that_truncate_and_pad_with_the_same_tokenizer_change_no_prompt_f13():
+    """Four renderers, and four threads that call the tokenizer as a reward model or a tool would."""
+    tokenizer = qwen_like_tokenizer()
+    texts = [f"question {i} " + "word " * 100 for i in range(100)]
+    prompts = [[{"role": "user", "content": text}] for text in texts]
+    alone = Renderer(tokenizer)
+    expected = [alone.prompt_ids(prompt, None) for prompt in prompts]
+    start = threading.Barrier(8)
+
+    def render(renderer):
+        start.wait()
+        return [renderer.prompt_ids(prompt, None) for prompt in prompts]
+
+    def call(max_length):
+        start.wait()
+        return [
+            tokenizer(text, truncation=True, padding="max_length", max_length=max_length)["input_ids"] for text in texts
+        ]
+
+    with ThreadPoolExecutor(8) as threads:
+        rendering = [threads.submit(render, Renderer(tokenizer)) for _ in range(4)]
+        calling = [threads.submit(call, 8) for _ in range(4)]
+        assert [future.result() for future in rendering] == [expected] * 4
+        assert all(len(ids) == 8 for future in calling for ids in future.result())
 
 
 def test_every_declared_eos_and_the_end_of_turn_stop_e01():

@@ -60,7 +60,7 @@ def shard(pending: list[tuple[int, int]]) -> dict[str, Any]:
 
 
 def test_shards_of_one_engine_get_the_same_requests_and_no_round_hangs(tmp_path):
-    """5 and 3 pending requests, then 5 and 0, then none at all."""
+    """5 and 3 pending requests, then 5 and 0, then none at all; L10: each gets the answers to its own."""
     first, second = run_world(shard, tmp_path, [(5, 3), (5, 0), (0, 0), (0, 2)])
     assert first["seen"] == second["seen"]
     assert len(first["seen"]) == 15

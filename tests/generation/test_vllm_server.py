@@ -165,11 +165,14 @@ def test_j04_errors_of_the_servers_own_are_tried_again_so_often(world):
 
 
 def test_a_hung_server_is_asked_again(world):
+    """G15: of the answer that came too late nothing is used; ids and logprobs are those of one answer."""
     _, [server], generator = world(request_timeout=0.3)
     generator.sync(0)
+    expected = sample(generator)
     late = iter([1.0])
     server.delay = lambda body: next(late, 0.0)
-    assert len(sample(generator).ids) == 6
+    assert sample(generator) == expected
+    assert len(expected.ids) == len(expected.logprobs) == 6
 
 
 def test_a_server_without_the_routes_or_the_backend_is_refused_with_the_flag_to_add(world, monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter as Count
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -531,6 +532,33 @@ def test_the_engine_runs_in_every_place_F06():
 
     asyncio.run(inside())
     assert results == ["8"] * 4
+
+
+def test_a_lock_that_async_tools_share_is_never_waited_for_in_vain_f05():
+    """Two rollouts contend for it; the run is started from inside a running loop, and from another thread."""
+
+    def contend():
+        lock = asyncio.Lock()
+
+        async def hold(x: int) -> int:
+            """Hold the lock.
+
+            Args:
+                x: A number.
+            """
+            async with lock:
+                await asyncio.sleep(0.01)
+                return x
+
+        trajectories, _ = play([[turn(call("hold", '{"x": 4}')), turn("ok")]] * 2, tools=[hold])
+        return [trajectory.completion[1]["content"] for trajectory in trajectories]
+
+    async def inside():
+        return contend()
+
+    with ThreadPoolExecutor(2) as threads:
+        for run in (threads.submit(contend), threads.submit(asyncio.run, inside())):
+            assert run.result(timeout=60) == ["4", "4"]
 
 
 def test_threads_return_when_engines_are_closed_F08():

@@ -326,6 +326,21 @@ def test_one_rollout_fails_and_the_others_go_on():
     assert len(pids) == 2, "each instance has a process of its own"
 
 
+class Shop(Room):
+    """A room that wants to be closed."""
+
+    def close(self) -> None:
+        """Close."""
+        self.closed = True
+
+
+def test_a_dead_process_is_not_asked_to_close_its_instance(caplog):
+    """Nor does the log say that closing failed, after each crash."""
+    (trajectory,) = play(isolated(Shop), [turn(call("exit"))], failures=FailurePolicy(retries=0, max_rate=1))
+    assert trajectory.outcome is Outcome.ENV_FAILURE
+    assert "close failed" not in caplog.text
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
     async def go() -> tuple[int, float]:
@@ -386,6 +401,27 @@ def test_a_warm_instance_is_ready_before_it_is_wanted():
     assert len(children()) - before == 3
     asyncio.run(second.close())
     assert len(children()) == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_that_died_while_it_waited_costs_no_attempt(method):
+    """Killed between two rollouts, or before its first one: it is replaced, and so is a dead fork server."""
+    generator, failures = ScriptedGenerator(lambda *_: turn("ok")), FailurePolicy(retries=0)
+    engine = RolloutEngine(generator, renderer(), environments=isolated(Room, start_method=method), failures=failures)
+    try:
+        for _ in range(2):
+            (trajectory,) = engine.run(tasks(1))
+            engine.release([trajectory])
+            assert trajectory.outcome is Outcome.FINISHED
+            killed = children()
+            for process in killed:
+                process.kill()
+            deadline = time.monotonic() + 10
+            while any(process.is_running() and process.status() != "zombie" for process in killed):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -9,16 +9,22 @@ import pytest
 import torch
 from rich.console import Console
 
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.failures import FailurePolicy
+from agentrl.rollout.limits import Limits
+from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.completions import CompletionLog, print_rows, readable, select_rows
 from agentrl.training.metrics import (
     MetricStore,
     RolloutRecord,
     clean_logs,
     length_metrics,
+    make_record,
     outcome_metrics,
     tool_metrics,
 )
 from agentrl.types import Outcome
+from tests.rollout.helpers import Counter, call, renderer, run_and_close, tasks, turn
 
 
 def record(sampled=2, *, truncated=False, outcome=Outcome.FINISHED, calls=0, failures=0):
@@ -32,6 +38,21 @@ def test_lengths_count_sampled_tokens_and_terminated_ones_apart():
     assert metrics["completions/mean_terminated_length"] == 4.0
     assert metrics["completions/max_terminated_length"] == 6.0
     assert metrics["completions/clipped_ratio"] == pytest.approx(1 / 3)
+
+
+def test_lengths_are_those_of_the_rows_that_are_trained_e06():
+    """The budget cuts: a result that does not fit is no part of the row, and no length is above the cap."""
+    cap = len(turn(call("inc"))) + 1
+    generator = ScriptedGenerator(lambda *_: turn(call("inc")))
+    engine = RolloutEngine(
+        generator, renderer(), environments=Counter, limits=Limits(max_completion_length=cap), failures=FailurePolicy()
+    )
+    trajectories = run_and_close(engine, tasks(2))
+    metrics = length_metrics([make_record(trajectory, [1.0]) for trajectory in trajectories])
+    trained = [sum(trajectory.loss_mask) for trajectory in trajectories]
+    assert trained == [cap - 1] * 2
+    assert metrics["completions/max_length"] == metrics["completions/mean_length"] == cap - 1
+    assert metrics["completions/clipped_ratio"] == 1.0
 
 
 def test_without_terminated_rollouts_their_lengths_are_zero():

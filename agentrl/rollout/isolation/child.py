@@ -14,7 +14,6 @@ import inspect
 import math
 import os
 import pickle
-import resource
 import signal
 import socket
 import sys
@@ -28,6 +27,9 @@ from agentrl.errors import EnvironmentFailure, EpisodeDone
 from agentrl.rollout.isolation.wire import FRAME, encode
 from agentrl.rollout.results import render
 from agentrl.types import StepReward
+
+with contextlib.suppress(ImportError):  # Windows imports this module too, but runs no such process
+    import resource
 
 UNRENDERED = frozenset({"reset", "get_reward", "close"})
 """Methods whose results are values for agentrl, not text for the model."""

@@ -103,11 +103,9 @@ class IsolatedFactory:
     def __call__(self) -> Any:
         """Make an instance; waits until its class has made it, and raises what that raised."""
         with self._lock:
-            if self._starter is None:
-                self._starter = self._make_starter()
-            process = self._ready.popleft() if self._ready else self._starter.start()
+            process = self._take()
             while len(self._ready) < self._warm:
-                self._ready.append(self._starter.start())
+                self._ready.append(self._start())
             self._in_use += 1
         try:
             process.wait_until_made()
@@ -116,6 +114,22 @@ class IsolatedFactory:
             self._given_up()
             raise
         return self._proxy(process, self._given_up)
+
+    def _take(self) -> InstanceProcess:
+        """A process that waits to be used, unless it died while it waited, else a new one."""
+        while self._ready:
+            if not (process := self._ready.popleft()).gone:
+                return process
+            process.kill()
+        return self._start()
+
+    def _start(self) -> InstanceProcess:
+        if self._starter is not None and self._starter.gone:
+            self._starter.close()
+            self._starter = None
+        if self._starter is None:
+            self._starter = self._make_starter()
+        return self._starter.start()
 
     def _given_up(self) -> None:
         with self._lock:
@@ -147,7 +161,7 @@ class IsolatedEnvironment:
             return
         self._given_up = None
         try:
-            if self._closes:
+            if self._closes and not self._process.gone:
                 await self._process.call("close")
         finally:
             self._process.kill()
@@ -159,6 +173,11 @@ class IsolatedEnvironment:
         if name.startswith("_"):
             raise AttributeError(name)
         return self._process.get(name)
+
+
+def died_idle(instance: Any) -> bool:
+    """Whether an environment is an isolated one whose process is gone, while no call is made to it."""
+    return isinstance(instance, IsolatedEnvironment) and instance._process.gone
 
 
 def _proxy_class(cls: type) -> type:

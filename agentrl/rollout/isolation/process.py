@@ -38,8 +38,8 @@ class Handle(Protocol):
 
     pid: int
 
-    def kill(self) -> int:
-        """Kill it with all that it started, and give back its exit code, negative for a signal."""
+    def kill(self) -> int | None:
+        """Kill it with all that it started; gives its exit code, negative for a signal, None if nobody knows it."""
 
 
 class InstanceProcess:
@@ -75,6 +75,11 @@ class InstanceProcess:
         self._turn = asyncio.Lock()
         self._ending = threading.Lock()
 
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended; it may be asked while no call runs."""
+        return self._cause is not None or _hung_up(self._connection)
+
     def wait_until_made(self) -> None:
         """Wait for the instance to be made; raises what its class raised."""
         self._read(self._receive_now("__init__"))
@@ -108,7 +113,7 @@ class InstanceProcess:
         return self._read(self._receive_now(name))
 
     def kill(self, cause: str = "it was closed") -> int | None:
-        """End the process and all that it started; gives its exit code the first time."""
+        """End the process and all that it started; gives its exit code the first time, if it is known."""
         with self._ending:
             if self._cause is not None:
                 return None
@@ -182,7 +187,9 @@ class InstanceProcess:
         return EnvironmentFailure(f"the process of {self.class_name} {cause} in `{name}`{last_words}")
 
     def _exit_cause(self, code: int | None) -> str:
-        if code is None or code >= 0:
+        if code is None:
+            return "is gone"
+        if code >= 0:
             return f"ended with exit code {code}"
         if -code == signal.SIGXCPU:
             return f"used more processor time than {self._limits['cpu_time']} allows"
@@ -196,6 +203,16 @@ class InstanceProcess:
             if text := self._errors.read().decode("utf-8", "replace").strip():
                 return f"; its stderr ends with:\n{text}"
         return ""
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    """Whether the process at the other side is gone, as far as can be told without waiting."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False  # it is there, and says nothing
+    except OSError:
+        return True
 
 
 def _frame(message: Any) -> bytes:
@@ -259,6 +276,8 @@ class Spawner:
         ours.sendall(_frame(self._order))
         return handle
 
+    gone = False
+
     def close(self) -> None:
         """Nothing is kept between starts."""
 
@@ -282,23 +301,29 @@ class ForkServer:
         return _start_instance(self._class_name, self._limits, self._fork)
 
     def _fork(self, theirs: socket.socket, lifeline: int, errors: Any, ours: socket.socket) -> Handle:
-        with self._lock:
-            socket.send_fds(self._connection, [b"fork"], [theirs.fileno(), lifeline, errors.fileno()])
-            return _Forked(self, int(self._reply()))
+        return _Forked(self, self._ask("fork", theirs.fileno(), lifeline, errors.fileno()))
 
-    def wait(self, pid: int) -> int:
-        """Wait for the end of a fork; gives its exit code, negative for a signal."""
-        with self._lock:
-            self._connection.sendall(f"wait {pid}".encode())
-            return int(self._reply())
+    def wait(self, pid: int) -> int | None:
+        """Wait for the end of a fork; gives its exit code, negative for a signal, None if the server is gone."""
+        try:
+            return self._ask(f"wait {pid}")
+        except EnvironmentFailure:
+            return None
 
-    def _reply(self) -> str:
+    def _ask(self, request: str, *descriptors: int) -> int:
         reply = bytearray()
-        while not reply.endswith(b"\n"):
-            if not (part := self._connection.recv(64)):
-                raise EnvironmentFailure(f"the process that forks instances of {self._class_name} is gone")
-            reply += part
-        return reply.decode()
+        with self._lock, contextlib.suppress(OSError):  # it is gone if it cannot be written to
+            socket.send_fds(self._connection, [request.encode()], descriptors)
+            while not reply.endswith(b"\n") and (part := self._connection.recv(64)):
+                reply += part
+        if not reply.endswith(b"\n"):
+            raise EnvironmentFailure(f"the process that forks instances of {self._class_name} is gone")
+        return int(reply)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended; its forks live on, new ones need another server."""
+        return _hung_up(self._connection)
 
     def close(self) -> None:
         """End the process; its forks live on."""
@@ -334,8 +359,8 @@ class _Forked:
         self._server = server
         self.pid = pid
 
-    def kill(self) -> int:
-        # The id is not used again before `wait`.
+    def kill(self) -> int | None:
+        # The id is not used again before `wait`, as long as there is a server.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         return self._server.wait(self.pid)
@@ -352,6 +377,7 @@ def _start_instance(class_name: str, limits: Mapping[str, str], start: Any) -> I
     except BaseException:
         ours.close()
         os.close(lifeline)
+        errors.close()
         raise
     finally:
         os.close(read_end)

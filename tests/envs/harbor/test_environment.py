@@ -50,11 +50,16 @@ def test_who_runs_what_and_what_each_may_know(tmp_path: Path) -> None:
 
 
 def test_traps_left_for_the_verifier(tmp_path: Path) -> None:
-    """A folder, or a link, in place of the reward file is no reward; neither is a link in place of its folder."""
+    """G13: a folder, or a link, in place of the reward file is no reward; neither is a link in place of its folder.
+
+    A file that the agent wrote there is gone when the verifier begins.
+    """
     trap = "rm -rf /logs/verifier; mkdir -p /tmp/mine; ln -s /tmp/mine /logs/verifier; echo 1 > /tmp/mine/reward.txt"
     task = write_task(tmp_path / "t", "", "true")
     assert play(local(task), [trap]).fault is Fault.REWARD_MISSING
     assert play(local(task), ["mkdir -p /logs/verifier/reward.json/x"]).fault is Fault.REWARD_MISSING
+    judged = write_task(tmp_path / "judged", "", says("0"))
+    assert play(local(judged), [f"mkdir -p /logs/verifier; {says('1', 'reward.json')}"]).rewards == {"reward": 0.0}
 
 
 def test_a_separate_verifier_gets_the_declared_artifacts_and_nothing_else(tmp_path: Path) -> None:

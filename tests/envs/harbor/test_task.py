@@ -128,6 +128,16 @@ def test_a_task_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [collect.command for collect in one.verifier.collect] == ["make dump"]
 
 
+def test_limits_and_times_are_read_from_either_schema_g12(tmp_path: Path) -> None:
+    toml = '[environment]\nmemory = "8G"\nstorage = "512M"{}\n[agent]\ntimeout_sec = 120\n[verifier]\ntimeout_sec = 30'
+    old = load_task(write_task(tmp_path / "old", toml.format("")))
+    assert (old.place.memory_mb, old.place.storage_mb) == (8192, 512)
+    assert (old.steps[0].timeout, old.steps[0].verifier.timeout) == (120, 30)
+    assert load_task(write_task(tmp_path / "new", toml.format("\nmemory_mb = 4096"))).place.memory_mb == 4096
+    with pytest.raises(ConfigurationError, match="8X"):
+        load_task(write_task(tmp_path / "bad", '[environment]\nmemory = "8X"'))
+
+
 @pytest.mark.parametrize(
     ("toml", "field"),
     [

@@ -51,7 +51,11 @@ def test_a_missing_image_is_not_pulled(docker: DockerBackend) -> None:
 
 @pytest.mark.slow
 def test_a_dockerfile_is_built_once_and_its_bases_are_not_pulled(docker: DockerBackend, tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text(f"ARG BASE={IMAGE}\nFROM $BASE\nCOPY given /given\nRUN echo built > /built\n")
+    """G10: an entrypoint of the image's own does not end the container."""
+    own = 'ENTRYPOINT ["/bin/false"]\nCMD ["ends"]\n'
+    (tmp_path / "Dockerfile").write_text(
+        f"ARG BASE={IMAGE}\nFROM $BASE\nCOPY given /given\nRUN echo built > /built\n{own}"
+    )
     (tmp_path / "given").write_text(str(os.getpid()))
     spec = SandboxSpec(dockerfile=tmp_path)
 
