@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentrl.chat.template import Template
 
@@ -41,6 +41,7 @@ class Member:
         parallel: Whether it can make several calls in a turn.
         images: Whether it takes images.
         text: The template itself, where it is in no file of trl.
+        folder: Its published tokenizer; None for the stand-in.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Member:
     parallel: bool = True
     images: bool = False
     text: str = ""
+    folder: Path | None = None
 
     @property
     def source(self) -> str:
@@ -66,13 +68,19 @@ class Member:
         return Template(self.tokenizer(), self.source, self.variables)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        tokenizer = _tokenizer(self.source, self.eos)
+        tokenizer = _published(self.folder) if self.folder else _tokenizer(self.source, self.eos)
         tokenizer.chat_template = self.source
         return tokenizer
 
     @property
     def eos_ids(self) -> list[int]:
-        return [self.tokenizer().get_added_vocab()[text] for text in self.eos]
+        vocabulary = self.tokenizer().get_added_vocab()
+        return [vocabulary[text] for text in self.eos if text in vocabulary]
+
+
+@cache
+def _published(folder: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @cache
