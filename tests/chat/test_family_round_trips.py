@@ -3,17 +3,21 @@
 import pytest
 
 from agentrl.chat.families import recognise
+from agentrl.chat.prefix import call_id, tool_call
 from tests.chat.family_rounds import (
     DOCS,
+    SCHEMAS,
     assert_exact,
     assert_read,
     assert_reasoning_kept,
     documented,
     equals_own_render,
     play,
+    renderer,
     table,
     thoughts,
 )
+from tests.chat.growth import seconds_of
 from tests.chat.members import TOOL_USERS
 
 every_tool_user = pytest.mark.parametrize("member", TOOL_USERS, ids=lambda member: member.name)
@@ -31,6 +35,20 @@ def test_three_turns_with_tools_are_exact_and_read_as_written(member, parallel):
         if thought is not None:
             assert_reasoning_kept(episode, recognise(member.source).format.reasoning.field, thought)
         assert equals_own_render(member, episode.messages) is not False
+
+
+@every_tool_user
+def test_rendering_takes_time_in_proportion_to_the_turns(member):
+    """Eight times the rounds take about eight times as long, not sixty-four times."""
+
+    def seconds(rounds):
+        messages = [{"role": "user", "content": "How much?"}]
+        for number in range(rounds):
+            messages.append({"role": "assistant", "content": "Hm.", "tool_calls": [tool_call(number, "add", {"a": 3})]})
+            messages.append({"role": "tool", "name": "add", "tool_call_id": call_id(number), "content": "7"})
+        return seconds_of(lambda: renderer(member).choice.template.render(messages, SCHEMAS, True))
+
+    assert seconds(128) < 25 * seconds(16) + 0.01
 
 
 def test_the_own_render_was_compared_for_most_models():
