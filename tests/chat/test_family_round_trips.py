@@ -11,6 +11,7 @@ from tests.chat.family_rounds import (
     assert_read,
     assert_reasoning_kept,
     documented,
+    encode,
     equals_own_render,
     play,
     renderer,
@@ -49,6 +50,30 @@ def test_rendering_takes_time_in_proportion_to_the_turns(member):
         return seconds_of(lambda: renderer(member).choice.template.render(messages, SCHEMAS, True))
 
     assert seconds(128) < 25 * seconds(16) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("ids", "answered"),
+    [
+        (["aB3dE5gH9", "Zz0000000"], ["aB3dE5gH9", "Zz0000000"]),
+        (["aB3dE5gH9", "aB3dE5gH9"], [call_id(0), call_id(1)]),  # which result answers which call must be clear
+        (["aB3", "é23456789"], [call_id(0), call_id(1)]),  # Mistral's templates raise on such
+    ],
+)
+@pytest.mark.parametrize("version", ["Mistral (v7)", "Mistral (v11)"])
+def test_results_name_the_calls_as_the_model_did(version, ids, answered):
+    [member] = [member for member in TOOL_USERS if member.name == version]
+    bridge = renderer(member)
+    template = bridge.choice.template
+    made = [{**tool_call(number, "add", {"a": number}), "id": name} for number, name in enumerate(ids)]
+    question = [{"role": "user", "content": "How much?"}]
+    turn = {"role": "assistant", "content": "", "tool_calls": made}
+    text = template.render([*question, turn], SCHEMAS, False).removeprefix(template.render(question, SCHEMAS, True))
+    sampled = encode(bridge, text)
+    read = bridge.parse(sampled, SCHEMAS)
+    results = [{"role": "tool", "name": "add", "tool_call_id": call.id, "content": "7"} for call in read.calls]
+    suffix = bridge._tokenizer.decode(bridge.suffix_ids(sampled[-1], read.message, results, SCHEMAS))
+    assert suffix == "".join(f"[TOOL_RESULTS]{name}[TOOL_CONTENT]7[/TOOL_RESULTS]" for name in answered)
 
 
 def test_the_own_render_was_compared_for_most_models():
