@@ -4,6 +4,7 @@ import pytest
 
 from agentrl.chat.families import recognise
 from agentrl.chat.prefix import call_id, tool_call
+from agentrl.errors import TemplateError
 from tests.chat.family_rounds import (
     DOCS,
     SCHEMAS,
@@ -15,6 +16,7 @@ from tests.chat.family_rounds import (
     equals_own_render,
     play,
     renderer,
+    rows_when_forked,
     table,
     thoughts,
 )
@@ -36,6 +38,15 @@ def test_three_turns_with_tools_are_exact_and_read_as_written(member, parallel):
         if thought is not None:
             assert_reasoning_kept(episode, recognise(member.source).format.reasoning.field, thought)
         assert equals_own_render(member, episode.messages) is not False
+
+
+@every_tool_user
+def test_each_turn_of_a_forked_episode_is_sampled_from_what_the_own_template_makes(member):
+    for thought in thoughts(member):
+        try:
+            assert rows_when_forked(member, thought) in (1, 2, 3)
+        except TemplateError:
+            pytest.skip("the own template cannot write such a conversation")
 
 
 @every_tool_user
