@@ -84,8 +84,9 @@ def _read_mistral(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[W
 
 def _identified(call: WrittenCall, written: object) -> WrittenCall:
     """The call with its id, if that is one: of others the templates would raise."""
-    good = isinstance(written, str) and _MISTRAL_ID.fullmatch(written) is not None
-    return call._replace(id=written) if good else call
+    if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) is not None:
+        return call._replace(id=written)
+    return call
 
 
 MISTRAL = Syntax(r"\[TOOL_CALLS\]", _read_mistral, "[TOOL_CALLS]", reopening=True)
