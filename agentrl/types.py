@@ -129,7 +129,8 @@ class ToolCall:
     """A call that the model wrote.
 
     Attributes:
-        id: Unique within the rollout; the tool message that answers carries it as `tool_call_id`.
+        id: Unique within the turn: the one that the model wrote (Mistral's do), else a number within the rollout. The
+            tool message that answers carries it as `tool_call_id`.
         name: The tool's name, or "" when the call could not be read.
         arguments: The keyword arguments.
         error: Why the call cannot be run (broken JSON, no name, ...); such a call is answered with this

@@ -48,6 +48,7 @@ _PLAIN_HERMES = TurnFormat(CallSyntax.HERMES, reasoning=None)
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _QWEN = ("<tool_call>", "<tool_response>", "<tools>")
 _XML = ("<function=", "<parameter=")
+_MISTRAL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]")
 _DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")
 
 # The first match counts: a family stands in front of those whose markers are a part of its own.
@@ -136,9 +137,11 @@ FAMILIES = (
         ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
         TurnFormat(CallSyntax.COHERE, Reasoning("<|START_THINKING|>", "<|END_THINKING|>")),
     ),
+    Family("Phi-4", ("<|im_start|>", "<|im_sep|>", "<|im_end|>"), _NO_CALLS),
+    Family("Magistral", (*_MISTRAL, "<think>", "</think>"), TurnFormat(CallSyntax.MISTRAL)),
     Family(
         "Mistral",
-        ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
+        _MISTRAL,
         TurnFormat(CallSyntax.MISTRAL, Reasoning("[THINK]", "[/THINK]")),
     ),
     Family(

@@ -58,9 +58,10 @@ def continue_or_fork(
     new = images[len(images) - count_images(results) :]
     prompt = template.render_quickly(messages[:-1], tools, True)
     grown = template.render_quickly([*messages, *results], tools, True)
-    for turn in (f"{prompt}{sampled}{end.text or ''}", template.render_quickly(messages, tools, False)):
-        if end.text is not None:
-            turn = turn[: turn.rindex(end.text) + len(end.text)]
+    stopped = end.call_text if last_id == end.call_id else end.text
+    for turn in (f"{prompt}{sampled}{stopped or ''}", template.render_quickly(messages, tools, False)):
+        if (written := end.written(turn)) is not None:
+            turn = f"{turn.rpartition(written)[0]}{written}"
         if turn.startswith(prompt) and grown.startswith(turn):
             text = cut_after_turn(turn, grown, end, last_id, added_tokens(template.tokenizer))
             suffix = encode_with_images(template.images, rule.encode, text, new)

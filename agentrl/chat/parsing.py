@@ -61,7 +61,7 @@ def parse_turn(
         form: The format of the model.
         prompt: The generation prompt in front of it, which may have opened a think block.
         tools: Tool schemas, which give types to arguments that the format writes as bare text.
-        first_call: Number of calls earlier in the rollout, so that ids are unique within it.
+        first_call: Number of calls earlier in the rollout, for the ids of calls to which the model gave none.
 
     Returns:
         The message and its calls.
@@ -73,10 +73,10 @@ def parse_turn(
     message: Message = {"content": "", **fields, "role": "assistant"}
     if not written:
         return ParsedTurn(message, [])
-    calls = [
-        ToolCall(call_id(index), call.name, call.arguments, call.error)
-        for index, call in enumerate(written, first_call)
-    ]
+    ids = [call.id or call_id(index) for index, call in enumerate(written, first_call)]
+    if len(set(ids)) < len(ids):  # the model used one twice: which result answers which call must be clear
+        ids = [call_id(index) for index in range(first_call, first_call + len(written))]
+    calls = [ToolCall(name, call.name, call.arguments, call.error) for name, call in zip(ids, written, strict=True)]
     message["tool_calls"] = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls

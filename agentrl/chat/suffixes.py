@@ -121,26 +121,25 @@ class SuffixRule:
     # Skeletons ----------------------------------------------------------------------------------------------
 
     def _shape(self, last_id: int, assistant: Message, results: list[Message], tools: bool) -> Shape | None:
-        """All that a suffix depends on but the contents; None where it has to be rendered.
+        """All that a suffix depends on but the contents; None where it has to be rendered, as where it shows ids.
 
-        The ids of calls count only by which result answers which call, unless the template shows them.
+        Else the ids of calls count only by which result answers which call.
         """
+        if self._shows_ids:
+            return None
         calls = assistant.get("tool_calls") or ()
         made = [call.get("id") for call in calls]
         answered: list[Any] = []
         for result in results:
             if type(result.get("content")) is not str or result.keys() != _RESULT_KEYS:
                 return None
-            answered.append(result["tool_call_id"])
-        if not self._shows_ids:
-            answered = [made.index(call) if call in made else call for call in answered]
-            made = []
+            call = result["tool_call_id"]
+            answered.append(made.index(call) if call in made else call)
         return (
             last_id if self._end.markers else None,
             bool(assistant.get("content")),
             tuple([assistant[name] != "" if assistant.get(name) is not None else None for name in REASONING_FIELDS]),
             tuple([call.get("function", call).get("name") for call in calls]),
-            tuple(made),
             tuple([(result["role"], result["name"]) for result in results]),
             tuple(answered),
             tools,

@@ -66,13 +66,15 @@ class TurnEnd:
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
     """Give a pattern that finds the tokenizer's added tokens in text, the longest first.
 
+    Those of white space alone (Gemma 3 has one for a line break) are left out: they mark nothing.
+
     Args:
         tokenizer: The tokenizer.
 
     Returns:
         A compiled pattern; it matches nothing when there are no added tokens.
     """
-    texts = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+    texts = sorted((text for text in tokenizer.get_added_vocab() if text.strip()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 

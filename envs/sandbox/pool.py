@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from concurrent.futures import Future
+from typing import Self
 
 from agentrl.envs.sandbox.base import Backend, Sandbox, SandboxFailure, SandboxSpec
 
@@ -17,7 +18,8 @@ CLOSE_SECONDS = 60.0
 class SandboxPool:
     """Sandboxes of one spec. Each is used once: what one rollout left behind is not there for the next.
 
-    The pool belongs to no event loop. What it has started ends with it, with its `close` or with this process.
+    The pool belongs to no event loop. What it has started ends with its `with` block, with its `close` or with this
+    process: without the first two, what is kept ready stays until the process ends.
 
     Args:
         backend: Starts them.
@@ -77,6 +79,15 @@ class SandboxPool:
             coming, self._ready = list(self._ready), deque()
             out, self._out = self._out, set()
         await asyncio.gather(*(sandbox.stop() for sandbox in out), *(_stop_coming(each) for each in coming))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # In a thread, since notebooks have a running loop in theirs.
+        closing = threading.Thread(target=lambda: asyncio.run(self.close()))
+        closing.start()
+        closing.join()
 
     def _begin(self) -> Future[Sandbox]:
         coming: Future[Sandbox] = Future()

@@ -6,10 +6,11 @@ Run as a module it writes the table of docs/models.md anew: `python -m tests.cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.chat.families import recognise
 from agentrl.chat.prefix import first_break, missing_tool_parts, tool_call
@@ -63,13 +64,15 @@ class Episode:
 
     trajectory: Trajectory
     generator: ScriptedGenerator
+    script: list[list[int]]
     expected_ids: list[int]
     messages: list[Message]
 
 
 @cache
-def renderer(member: Member) -> Renderer:
-    return Renderer(member.tokenizer(), tools=True, template_kwargs=member.variables, eos_ids=member.eos_ids)
+def renderer(member: Member, reasoning: Literal["keep", "fork"] = "keep") -> Renderer:
+    tokenizer, variables, eos = member.tokenizer(), member.variables, member.eos_ids
+    return Renderer(tokenizer, tools=True, template_kwargs=variables, eos_ids=eos, reasoning=reasoning)
 
 
 def thoughts(member: Member) -> tuple[str | None, ...]:
@@ -126,12 +129,37 @@ def play(member: Member, thought: str | None, parallel: bool) -> Episode:
     expected = encode(bridge, template.render(messages, SCHEMAS, False).rstrip("\n "))
     expected += script[-1][-1:] if expected[-1] not in bridge.stop_ids else []
     generator = ScriptedGenerator([script])
+    return Episode(run(bridge, generator, prompt), generator, script, expected, messages)
+
+
+def run(bridge: Renderer, generator: ScriptedGenerator, prompt: list[Message]) -> Trajectory:
     engine = RolloutEngine(generator, bridge, tools=TOOLS)
     try:
         [trajectory] = engine.run([Task("g", 0, 0, prompt)])
     finally:
         engine.close()
-    return Episode(trajectory, generator, expected, messages)
+    return trajectory
+
+
+def rows_when_forked(member: Member, thought: str | None) -> int:
+    """Play the same turns with `reasoning="fork"`: each is sampled from what the own template makes of what was said.
+
+    Returns:
+        In how many rows the episode ended.
+
+    Raises:
+        TemplateError: The own template cannot be used.
+    """
+    bridge = renderer(member, "fork")
+    own = bridge.choice.template
+    kept = play(member, thought, member.parallel)
+    generator = ScriptedGenerator([kept.script])
+    trajectory = run(bridge, generator, kept.messages[:2])
+    assert_row_invariants(trajectory, generator.calls)
+    turns = [index for index, message in enumerate(kept.messages) if message["role"] == "assistant"]
+    contexts = [encode(bridge, own.render(kept.messages[:index], SCHEMAS, True)) for index in turns]
+    assert [call.ids for call in generator.calls] == contexts
+    return len(trajectory.rows)
 
 
 def encode(bridge: Renderer, text: str) -> list[int]:
@@ -176,7 +204,7 @@ def equals_own_render(member: Member, messages: list[Message]) -> bool | None:
 
 _COLUMNS = (
     *("model", "family", "its own template", "used with tools"),
-    *("rows exact", "calls read", "several calls", "reasoning"),
+    *("rows exact", "calls read", "several calls", "reasoning", "forked"),
 )
 
 
@@ -190,7 +218,7 @@ def _row(member: Member) -> str:
     family = recognise(member.source)
     cells = [member.name + (" (sees images)" if member.images else ""), family.name, _own(member)]
     if member in OTHERS:
-        return f"| {' | '.join([*cells, 'refused', '', '', '', ''])} |\n"
+        return f"| {' | '.join([*cells, 'refused', '', '', '', '', ''])} |\n"
     used = "its own" if renderer(member).choice.origin is Origin.OWN else f"`{family.training_template}`"
     episodes = [play(member, thought, False) for thought in thoughts(member)]
     several = [play(member, thought, True) for thought in thoughts(member)] if member.parallel else []
@@ -203,8 +231,19 @@ def _row(member: Member) -> str:
         _all(_holds(assert_read, episode) for episode in episodes),
         _all(_holds(assert_read, episode) for episode in several) if several else "one a turn",
         "kept" if kept == "yes" else kept,
+        _forked(member),
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _forked(member: Member) -> str:
+    rows = []
+    for thought in thoughts(member):
+        with suppress(TemplateError):
+            rows.append(rows_when_forked(member, thought))
+    if not rows:
+        return "refused"
+    return f"{max(rows)} row{'s' * (max(rows) > 1)}" + ("" if len(rows) == len(thoughts(member)) else ", or raises")
 
 
 def _own(member: Member) -> str:

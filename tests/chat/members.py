@@ -1,6 +1,6 @@
 """Models whose own chat templates are at hand: in trl (Apache-2.0), a development dependency.
 
-Four are written here in short, because theirs are in no package. For conversations with a system prompt they write
+Some are written here in short, because theirs are in no package. For conversations with a system prompt they write
 the same text as the models' own, and Mistral's as mistral-common, as was checked when they were written. GLM-4.6 and
 4.7 are changes to GLM-4.5. Each is paired with a stand-in tokenizer that has one token a byte, and every marker of its
 template as an added token.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentrl.chat.template import Template
 
@@ -41,6 +41,7 @@ class Member:
         parallel: Whether it can make several calls in a turn.
         images: Whether it takes images.
         text: The template itself, where it is in no file of trl.
+        folder: Its published tokenizer; None for the stand-in.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Member:
     parallel: bool = True
     images: bool = False
     text: str = ""
+    folder: Path | None = None
 
     @property
     def source(self) -> str:
@@ -66,13 +68,19 @@ class Member:
         return Template(self.tokenizer(), self.source, self.variables)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        tokenizer = _tokenizer(self.source, self.eos)
+        tokenizer = _published(self.folder) if self.folder else _tokenizer(self.source, self.eos)
         tokenizer.chat_template = self.source
         return tokenizer
 
     @property
     def eos_ids(self) -> list[int]:
-        return [self.tokenizer().get_added_vocab()[text] for text in self.eos]
+        vocabulary = self.tokenizer().get_added_vocab()
+        return [vocabulary[text] for text in self.eos if text in vocabulary]
+
+
+@cache
+def _published(folder: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(folder)
 
 
 @cache
@@ -117,6 +125,67 @@ _MISTRAL = """
         {{- '"}[/TOOL_RESULTS]' -}}
     {%- endif -%}
 {%- endfor -%}
+"""
+# Likewise, as mistral-common 1.13.1 writes chat templates for versions 7, 11, 13 and 15 of its tokenizers.
+_MISTRAL_V7 = """
+{{- bos_token -}}
+{%- for message in messages -%}
+    {%- if message.role == 'system' -%}
+        {{- '[SYSTEM_PROMPT]' + message.content + '[/SYSTEM_PROMPT]' -}}
+    {%- elif message.role == 'user' -%}
+        {%- if tools and message == (messages | selectattr('role', 'equalto', 'user') | list)[-1] -%}
+            {{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' -}}
+        {%- endif -%}
+        {{- '[INST]' + message.content + '[/INST]' -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- message.content -}}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '[TOOL_CALLS][' if loop.first else ', ' -}}
+            {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson -}}
+            {{- ', "id": "' + call.id + '"}' + (']' if loop.last else '') -}}
+        {%- endfor -%}
+        {{- eos_token -}}
+    {%- elif message.role == 'tool' -%}
+        {{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content + '[/TOOL_RESULTS]' -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+_V7_CALL = """
+            {{- '[TOOL_CALLS][' if loop.first else ', ' -}}
+            {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson -}}
+            {{- ', "id": "' + call.id + '"}' + (']' if loop.last else '') -}}"""
+_V11_CALL = """
+            {{- '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id -}}
+            {{- '[ARGS]' + call.function.arguments | tojson -}}"""
+_REASONING = "{{- message.content -}}"
+_MISTRAL_V11 = ((_V7_CALL, _V11_CALL),)
+_MAGISTRAL_V11 = (
+    *_MISTRAL_V11,
+    (_REASONING, "{{- '<think>' + message.reasoning_content + '</think>' if message.reasoning_content }}" + _REASONING),
+)
+_MISTRAL_V13 = (
+    *_MISTRAL_V11,
+    ("[CALL_ID]' + call.id", "'"),
+    ("list)[-1]", "list)[0]"),
+    ("'[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]'", "'[TOOL_RESULTS]'"),
+)
+_MISTRAL_V13_THINKING = (
+    *_MISTRAL_V13,
+    (_REASONING, "{{- '[THINK]' + message.reasoning_content + '[/THINK]' if message.reasoning_content }}" + _REASONING),
+)
+_MISTRAL_V15 = (
+    *_MISTRAL_V13_THINKING,
+    (
+        "{{- '[INST]'",
+        '{{- \'[MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS]\' '
+        "if not loop.previtem or loop.previtem.role == 'system' }}{{- '[INST]'",
+    ),
+)
+_PHI4 = """
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message.role + '<|im_sep|>' + message.content + '<|im_end|>' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant<|im_sep|>' if add_generation_prompt else '' -}}
 """
 _DEEPSEEK_V3_1 = """
 {{- bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join('\\n\\n') -}}
@@ -238,6 +307,12 @@ TOOL_USERS = (
     Member("SmolLM3", "", "SmolLM3", text=_SMOLLM3),
     Member("SmolLM3, not thinking", "", "SmolLM3", variables=_QUIET, text=_SMOLLM3),
     Member("Mistral (v3, Tekken)", "", "Mistral", ("</s>",), text=_MISTRAL),
+    Member("Mistral (v7)", "", "Mistral", ("</s>",), text=_MISTRAL_V7),
+    Member("Mistral (v11)", "", "Mistral", ("</s>",), changes=_MISTRAL_V11, text=_MISTRAL_V7),
+    Member("Magistral (v11)", "", "Magistral", ("</s>",), changes=_MAGISTRAL_V11, text=_MISTRAL_V7),
+    Member("Mistral, Ministral (v13)", "", "Mistral", ("</s>",), changes=_MISTRAL_V13, text=_MISTRAL_V7),
+    Member("Magistral, Ministral (v13)", "", "Mistral", ("</s>",), changes=_MISTRAL_V13_THINKING, text=_MISTRAL_V7),
+    Member("Mistral (v15)", "", "Mistral", ("</s>",), changes=_MISTRAL_V15, text=_MISTRAL_V7),
     Member("Qwen3-VL", "qwen3_vl", "Qwen3-VL", images=True),
     Member("Qwen2-VL, Qwen2.5-VL", "qwen2_5_vl", "Qwen2-VL", images=True),
     Member("Gemma 3", "gemma3", "Gemma 3", ("<eos>", "<end_of_turn>"), images=True),
@@ -250,6 +325,7 @@ TOOL_USERS = (
 
 OTHERS = (
     Member("Cohere 2 (Tiny Aya)", "cohere2", "Cohere 2", ("<|END_OF_TURN_TOKEN|>",)),
+    Member("Phi-4", "", "Phi-4", ("<|im_end|>",), text=_PHI4),
     Member("Phi-3", "phi3", "Phi-3", ("<|endoftext|>", "<|end|>")),
     Member("Phi-3.5", "phi3_5", "Phi-3", ("<|endoftext|>", "<|end|>")),
 )

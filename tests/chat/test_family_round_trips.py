@@ -3,17 +3,24 @@
 import pytest
 
 from agentrl.chat.families import recognise
+from agentrl.chat.prefix import call_id, tool_call
+from agentrl.errors import TemplateError
 from tests.chat.family_rounds import (
     DOCS,
+    SCHEMAS,
     assert_exact,
     assert_read,
     assert_reasoning_kept,
     documented,
+    encode,
     equals_own_render,
     play,
+    renderer,
+    rows_when_forked,
     table,
     thoughts,
 )
+from tests.chat.growth import seconds_of
 from tests.chat.members import TOOL_USERS
 
 every_tool_user = pytest.mark.parametrize("member", TOOL_USERS, ids=lambda member: member.name)
@@ -31,6 +38,53 @@ def test_three_turns_with_tools_are_exact_and_read_as_written(member, parallel):
         if thought is not None:
             assert_reasoning_kept(episode, recognise(member.source).format.reasoning.field, thought)
         assert equals_own_render(member, episode.messages) is not False
+
+
+@every_tool_user
+def test_each_turn_of_a_forked_episode_is_sampled_from_what_the_own_template_makes(member):
+    for thought in thoughts(member):
+        try:
+            assert rows_when_forked(member, thought) in (1, 2, 3)
+        except TemplateError:
+            pytest.skip("the own template cannot write such a conversation")
+
+
+@every_tool_user
+def test_rendering_takes_time_in_proportion_to_the_turns(member):
+    """Eight times the rounds take about eight times as long, not sixty-four times."""
+
+    def seconds(rounds):
+        messages = [{"role": "user", "content": "How much?"}]
+        for number in range(rounds):
+            messages.append({"role": "assistant", "content": "Hm.", "tool_calls": [tool_call(number, "add", {"a": 3})]})
+            messages.append({"role": "tool", "name": "add", "tool_call_id": call_id(number), "content": "7"})
+        return seconds_of(lambda: renderer(member).choice.template.render(messages, SCHEMAS, True))
+
+    assert seconds(128) < 25 * seconds(16) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("ids", "answered"),
+    [
+        (["aB3dE5gH9", "Zz0000000"], ["aB3dE5gH9", "Zz0000000"]),
+        (["aB3dE5gH9", "aB3dE5gH9"], [call_id(0), call_id(1)]),  # which result answers which call must be clear
+        (["aB3", "é23456789"], [call_id(0), call_id(1)]),  # Mistral's templates raise on such
+    ],
+)
+@pytest.mark.parametrize("version", ["Mistral (v7)", "Mistral (v11)"])
+def test_results_name_the_calls_as_the_model_did(version, ids, answered):
+    [member] = [member for member in TOOL_USERS if member.name == version]
+    bridge = renderer(member)
+    template = bridge.choice.template
+    made = [{**tool_call(number, "add", {"a": number}), "id": name} for number, name in enumerate(ids)]
+    question = [{"role": "user", "content": "How much?"}]
+    turn = {"role": "assistant", "content": "", "tool_calls": made}
+    text = template.render([*question, turn], SCHEMAS, False).removeprefix(template.render(question, SCHEMAS, True))
+    sampled = encode(bridge, text)
+    read = bridge.parse(sampled, SCHEMAS)
+    results = [{"role": "tool", "name": "add", "tool_call_id": call.id, "content": "7"} for call in read.calls]
+    suffix = bridge._tokenizer.decode(bridge.suffix_ids(sampled[-1], read.message, results, SCHEMAS))
+    assert suffix == "".join(f"[TOOL_RESULTS]{name}[TOOL_CONTENT]7[/TOOL_RESULTS]" for name in answered)
 
 
 def test_the_own_render_was_compared_for_most_models():

@@ -1,7 +1,6 @@
 """Properties of parsing over all syntaxes: exact, total, linear."""
 
 import json
-import time
 
 import pytest
 from hypothesis import assume, given, settings
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat.formats import CallSyntax, TurnFormat
 from agentrl.chat.parsing import parse_turn
+from tests.chat.growth import seconds_of
 from tests.chat.written_calls import WRITERS, tool_schemas
 
 MARKS = {
@@ -118,13 +118,7 @@ def test_parsing_never_raises(syntax, data):
 
 
 def _seconds(text, syntax):
-    form = TurnFormat(syntax)
-    best = float("inf")
-    for _ in range(2):
-        start = time.process_time()
-        parse_turn(text, form, prompt=prompt_of(syntax), tools=TOOLS)
-        best = min(best, time.process_time() - start)
-    return best
+    return seconds_of(lambda: parse_turn(text, TurnFormat(syntax), prompt=prompt_of(syntax), tools=TOOLS))
 
 
 def _rows(syntax):
@@ -143,3 +137,11 @@ def test_the_time_is_linear_in_the_text_whatever_it_is_d10(syntax):
         count = max(1, 4000 // len(unit))
         short, long = _seconds(unit * count, syntax), _seconds(unit * count * 8, syntax)
         assert long < 25 * short + 0.01, (unit, short, long)
+
+
+@every_writer
+def test_the_time_is_linear_in_the_calls_of_a_turn_that_was_cut_d10(write):
+    """As `test_a_row_of_calls_and_a_cut_one`, and eight times as many."""
+    rows = [write([("f", {"a": 1})] * calls) for calls in (23, 8 * 23)]
+    short, long = (_seconds(text[: text.rindex("1") + 1], WRITERS[write]) for text in rows)
+    assert long < 25 * short + 0.01

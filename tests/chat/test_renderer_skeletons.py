@@ -107,7 +107,7 @@ def test_a_template_that_writes_the_ids_of_calls_gets_the_real_ones():
         answer = [{"role": "tool", "name": "f", "tool_call_id": f"call{number:05d}", "content": "x"}]
         turn = {**CALLING, "tool_calls": [tool_call(number, "f", {})]}
         assert f"call{number:05d}x" in tokenizer.decode(made.ids(2, turn, answer, True))
-    assert skeletons(made)
+    assert not skeletons(made)  # models write ids of their own, so what was rendered once would hardly ever serve again
 
 
 def test_a_result_is_matched_with_its_call_by_id_whatever_the_ids_are():

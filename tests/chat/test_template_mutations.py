@@ -6,6 +6,8 @@ family, changed in the same way.
 
 import importlib.util
 import re
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ from agentrl.chat.repair import Origin
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError
 from agentrl.testing.tokenizers import qwen_like_tokenizer
+from tests.chat.family_rounds import DOCS
 
 REFERENCES = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 BOTH = ("qwen2_5", "qwen3")
+BETWEEN = re.compile(r"(<!-- written by `python -m tests.chat.test_template_mutations` -->\n)(.*?)(<!-- end -->)", re.S)
 
 
 def exchange(*pairs):
@@ -121,33 +125,45 @@ def assert_rows_are_those_of(reference, renderer):
     assert compared
 
 
-COUNTS = {"recognised": 0, "own": 0, "family": 0, "repaired": 0, "refused": 0}
 CASES = [(name, mutation) for mutation, (names, _) in MUTATIONS.items() for name in names]
+
+
+@cache
+def became(name, mutation):
+    """The fork's renderer; None where it is refused."""
+    tokenizer = qwen_like_tokenizer()
+    tokenizer.chat_template = MUTATIONS[mutation][1](read(name))
+    assert recognise(tokenizer.chat_template) is not None
+    with suppress(TemplateError):
+        return Renderer(tokenizer, tools=True)
 
 
 @pytest.mark.parametrize(("name", "mutation"), CASES)
 def test_a_fork_is_never_silently_wrong(name, mutation):
-    change = MUTATIONS[mutation][1]
-    tokenizer = qwen_like_tokenizer()
-    tokenizer.chat_template = change(read(name))
-    COUNTS["recognised"] += recognise(tokenizer.chat_template) is not None
-    try:
-        renderer = Renderer(tokenizer, tools=True)
-    except TemplateError:
-        COUNTS["refused"] += 1
-        return
-    COUNTS[renderer.choice.origin] += 1
-    assert_rows_are_those_of(Template(tokenizer, change(read(f"{name}_training")), {}), renderer)
+    if (renderer := became(name, mutation)) is not None:
+        reference = MUTATIONS[mutation][1](read(f"{name}_training"))
+        assert_rows_are_those_of(Template(qwen_like_tokenizer(), reference, {}), renderer)
 
 
-def test_what_became_of_the_forks(record_property):
-    """After the cases above: what changes how the template is written is recognised, what it writes is kept."""
+def table():
+    """The table of docs/models.md."""
+    words = {Origin.OWN: "its own is exact", Origin.FAMILY: "training template", Origin.REPAIRED: "repaired"}
+    lines = ["| a fork with | Qwen2.5 | Qwen3 |", "| --- | --- | --- |"]
+    for mutation, (names, _) in MUTATIONS.items():
+        made = {name: became(name, mutation) for name in names}
+        cells = [
+            "" if name not in made else "refused" if made[name] is None else words[made[name].choice.origin]
+            for name in BOTH
+        ]
+        lines.append(f"| {mutation} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_documentation_says_what_became_of_the_forks():
+    """Stale? `python -m tests.chat.test_template_mutations` writes it anew."""
     assert len(MUTATIONS) == 20
-    if sum(COUNTS.values()) - COUNTS["recognised"] < len(CASES):
-        pytest.skip("only some of the cases ran")
-    for name, count in COUNTS.items():
-        record_property(name, count)
-    assert COUNTS == {"recognised": 36, "own": 15, "family": 12, "repaired": 6, "refused": 3}
+    assert BETWEEN.search(DOCS.read_text(encoding="utf-8"))[2].strip() == table()
+    assert table().count("refused") == 3
 
 
 def test_a_fork_that_writes_another_format_is_not_replaced_by_the_training_template_of_its_relatives():
@@ -158,3 +174,9 @@ def test_a_fork_that_writes_another_format_is_not_replaced_by_the_training_templ
     assert (choice.family, choice.origin) == ("Qwen3", Origin.REPAIRED)
     tokenizer.chat_template = read("qwen3")
     assert Renderer(tokenizer, tools=True).choice.origin is Origin.FAMILY
+
+
+if __name__ == "__main__":
+    DOCS.write_text(
+        BETWEEN.sub(lambda m: f"{m[1]}\n{table()}\n\n{m[3]}", DOCS.read_text(encoding="utf-8")), encoding="utf-8"
+    )

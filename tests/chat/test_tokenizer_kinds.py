@@ -1,18 +1,20 @@
 """Parsing on ids: byte-level BPE, SentencePiece and tiktoken vocabularies, with and without BOS, several EOS ids."""
 
-import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from agentrl.chat.renderer import Renderer
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.chat import written_calls
+from tests.chat.family_rounds import assert_exact, assert_read, encode, play, renderer, thoughts
+from tests.chat.members import TOOL_USERS
 from tests.chat.written_calls import tool_schemas
+from tests.envs.sandbox.conftest import missing
 
-REFERENCES = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 REAL = Path(__file__).parents[2] / ".cache" / "tokenizers"
 SPECIAL = ["<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 PLAIN = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -116,27 +118,39 @@ def test_a_turn_ends_at_any_declared_eos_and_none_of_them_is_content_e01(kind):
     assert len(suffixes) == 1
 
 
+@kinds
+def test_a_line_break_that_is_an_added_token_ends_no_turn(kind):
+    """Gemma 3 has added tokens for line breaks, which its template writes behind the end of a turn."""
+    tokenizer = tokenizer_of(kind, False)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("\n", "\n\n")])
+    assert Renderer(tokenizer, tools=True).stop_ids == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "template", "write"),
+    ("name", "model", "write"),
     [
-        ("qwen3", "qwen3", written_calls.hermes),
-        ("qwen3", "qwen3_5_think", written_calls.xml),
-        ("deepseek_v3", "deepseekv3", written_calls.deepseek),
-        ("llama3_1", "llama3_1", written_calls.llama),
-        ("gemma3", "gemma4_v5", written_calls.gemma),
-        ("gptoss", "gptoss", written_calls.harmony),
+        ("qwen3", "Qwen3", written_calls.hermes),
+        ("qwen3", "Qwen3.5", written_calls.xml),
+        ("deepseek_v3", "DeepSeek-R1", written_calls.deepseek),
+        ("llama3_1", "Llama 3.1", written_calls.llama),
+        ("gemma3", "Gemma 3", written_calls.hermes),
+        ("gptoss", "GPT-OSS", written_calls.harmony),
     ],
 )
-def test_published_tokenizers_give_the_text_back(name, template, write):
+def test_published_tokenizers_are_exact(name, model, write):
     """Tokenizers of the models themselves, fetched by `make tokenizers`; Gemma's is a SentencePiece one."""
     if not (REAL / name).is_dir():
-        pytest.skip("`make tokenizers` fetches the published tokenizers")
-    tokenizer = AutoTokenizer.from_pretrained(REAL / name)
-    tokenizer.chat_template = (REFERENCES / f"{template}.jinja").read_text(encoding="utf-8")
-    renderer = Renderer(tokenizer)
+        missing("`make tokenizers` fetches the published tokenizers")
+    [stand_in] = [member for member in TOOL_USERS if member.name == model]
+    member = replace(stand_in, folder=REAL / name)
+    for thought in thoughts(member):
+        episode = play(member, thought, member.parallel)
+        assert_exact(episode)
+        assert_read(episode)
+    bridge = renderer(member)
     # A generation prompt that opens reasoning leaves it to the turn to close it.
-    thought = "hm\n</think>\n\n" if renderer._prompt.rstrip().endswith("<think>") else ""
-    turn = renderer.parse(tokenizer.encode(thought + write(CALLS), add_special_tokens=False), tool_schemas(CALLS))
+    thought = "hm\n</think>\n\n" if bridge._prompt.rstrip().endswith("<think>") else ""
+    turn = bridge.parse(encode(bridge, thought + write(CALLS)), tool_schemas(CALLS))
     assert [(call.name, call.arguments, call.error) for call in turn.calls] == [(*call, None) for call in CALLS]
     assert turn.message["content"] == ""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 import agentrl
@@ -108,6 +109,7 @@ def test_the_blocks_of_a_file_run(
     if ORS in path.read_text(encoding="utf-8"):
         urls[ORS] = request.getfixturevalue("ors_url")
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    before = set(psutil.Process().children())
     for block in blocks(path):
         if block.reason is None:
             # Empty lines in front make the line numbers of errors those of the file.
@@ -115,6 +117,8 @@ def test_the_blocks_of_a_file_run(
             for printed, url in urls.items():
                 source = source.replace(printed, url)
             exec(compile(source, str(path), "exec"), namespace)
+    left = psutil.wait_procs(set(psutil.Process().children()) - before, timeout=5)[1]
+    assert [process.cmdline() for process in left] == [], "the page leaves processes behind"
 
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:

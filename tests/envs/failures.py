@@ -1,13 +1,14 @@
 """What comes of the ways in which servers fail: rows that tests play, and a table in the documentation made of them.
 
-A page of the documentation has the table between the comments `<!-- failures: NAME -->` and `<!-- end -->`. The rows
+`docs/environments.md` has the tables, each between the comments `<!-- failures: NAME -->` and `<!-- end -->`. The rows
 that the tests of NAME play are its only source:
 
-    python -m tests.envs.test_openenv_failures    # writes them into the page
+    python -m tests.envs.failures    # writes all of them into the page
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.types import Outcome, Trajectory
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 
 _ROLLOUT = {Outcome.ENV_FAILURE: "environment failure"}
 
@@ -76,19 +77,29 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def assert_documented(page: str, name: str, rows: Sequence[Row]) -> None:
-    """Assert that a page of the documentation has the table of these rows."""
-    found = _between(name).search((DOCS / page).read_text(encoding="utf-8"))
-    assert found is not None, f"docs/{page} has no table of the failures of {name}"
-    assert found["table"].strip() == table(rows), f"docs/{page} is not what the tests assert; write it anew"
+def assert_documented(name: str, rows: Sequence[Row]) -> None:
+    """Assert that the documentation has the table of these rows."""
+    found = _between(name).search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None, f"{PAGE} has no table of the failures of {name}"
+    assert found["table"].strip() == table(rows), f"{PAGE} is not what the tests assert; write it anew"
 
 
-def write(page: str, name: str, rows: Sequence[Row]) -> None:
-    """Write the table of these rows into a page of the documentation."""
-    path = DOCS / page
-    text = path.read_text(encoding="utf-8")
-    path.write_text(_between(name).sub(lambda m: f"{m['start']}\n{table(rows)}\n{m['end']}", text), encoding="utf-8")
+def write(name: str, rows: Sequence[Row]) -> None:
+    """Write the table of these rows into the documentation."""
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_between(name).sub(lambda m: f"{m['start']}\n{table(rows)}\n{m['end']}", text), encoding="utf-8")
 
 
 def _between(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?P<start><!-- failures: {name} -->)\n(?P<table>.*?)(?P<end><!-- end -->)", re.S)
+
+
+def main() -> None:
+    """Write all tables."""
+    for module in ("test_openenv_failures", "test_openenv_container", "test_ors_failures", "harbor.test_failures"):
+        played = importlib.import_module(f"tests.envs.{module}")
+        write(played.NAME, played.ROWS)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.threads import Threads
 from agentrl.types import Outcome
-from tests.envs.failures import Row, assert_came_true, write
+from tests.envs.failures import Row, assert_came_true
 from tests.envs.playing import HIT, WELL, Model, engine, step, task
 
 SERVER = Path(__file__).parent / "servers" / "stdlib_openenv.py"
@@ -80,7 +80,7 @@ def test_an_image_is_started_for_the_run_and_gone_after_it(client: Any) -> None:
     assert containers(client) == []
 
 
-PAGE, NAME = "openenv.md", "openenv-container"
+NAME = "openenv-container"
 ROWS = [
     Row("the server ends in a step", Outcome.ENV_FAILURE, "ended with exit code 3; its last words", "exit"),
     Row("the server needs too much memory", Outcome.ENV_FAILURE, "code 137, out of memory (memory=64m)", "eat"),
@@ -149,7 +149,3 @@ def test_without_an_engine_the_error_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     with pytest.raises(ConfigurationError, match=r"no Docker engine.*DOCKER_HOST"):
         EnvironmentPool(OpenEnv(image=IMAGE), Threads())
-
-
-if __name__ == "__main__":
-    write(PAGE, NAME, ROWS)

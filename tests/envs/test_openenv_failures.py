@@ -1,4 +1,4 @@
-"""What comes of OpenEnv servers that die, hang and lie, beside rollouts that go well; run it to write the table."""
+"""What comes of OpenEnv servers that die, hang and lie, beside rollouts that go well."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.types import Outcome
 from tests.envs import test_openenv_container
-from tests.envs.failures import Row, assert_came_true, assert_documented, write
+from tests.envs.failures import Row, assert_came_true, assert_documented
 from tests.envs.playing import HIT, WELL, Model, engine, eventually, get, step, task
 from tests.envs.servers import OPENENV, ServerProcess
 from tests.envs.stub_openenv import LIES, stub_server
 
 pytestmark = OPENENV
 
-PAGE, NAME = "openenv.md", "openenv"
+NAME = "openenv"
 GOOD = step(what="add")
 HEALTHY = 2.0
 """The reward of a rollout to which nothing happens: two honest steps."""
@@ -195,8 +195,8 @@ def test_what_comes_of_a_failure(row: Row, stub: Any, start_openenv: Callable[..
 
 
 def test_the_documentation_has_this_table() -> None:
-    assert_documented(PAGE, NAME, ROWS)
-    assert_documented(PAGE, test_openenv_container.NAME, test_openenv_container.ROWS)
+    assert_documented(NAME, ROWS)
+    assert_documented(test_openenv_container.NAME, test_openenv_container.ROWS)
 
 
 def test_every_lie_of_the_stub_is_in_the_table() -> None:
@@ -236,7 +236,3 @@ def test_a_server_that_stays_away_ends_the_run_and_the_message_says_why(
             playing.run([task(HIT, member=member) for member in range(4)])
     finally:
         playing.close()
-
-
-if __name__ == "__main__":
-    write(PAGE, NAME, ROWS)

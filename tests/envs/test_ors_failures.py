@@ -1,4 +1,4 @@
-"""What comes of ORS servers that die, hang and lie; run it to write the table.
+"""What comes of ORS servers that die, hang and lie.
 
 A real server plays, and a proxy in front of it spoils what it says: what the server did in truth can be asked.
 """
@@ -17,12 +17,12 @@ import pytest
 from agentrl.envs import ORS
 from agentrl.errors import EnvironmentFailure
 from agentrl.types import Outcome
-from tests.envs.failures import Row, assert_came_true, assert_documented, write
+from tests.envs.failures import Row, assert_came_true, assert_documented
 from tests.envs.ors_play import Stage, contents, state, use
 from tests.envs.proxy import Fault, Link, Proxy, cut, edited, lost, replaced, silent, unheard
 from tests.envs.servers import ServerProcess
 
-PAGE, NAME = "ors.md", "ors"
+NAME = "ors"
 ADD = use("do", what="add", amount=2)
 HEALTHY = 2.0
 """The reward of a rollout to which nothing happens."""
@@ -255,7 +255,7 @@ def test_what_comes_of_a_failure(row: Row, shared: Any, start_ors: Callable[...,
 
 
 def test_the_documentation_has_this_table() -> None:
-    assert_documented(PAGE, NAME, ROWS)
+    assert_documented(NAME, ROWS)
 
 
 @pytest.mark.usefixtures("quick")
@@ -316,7 +316,3 @@ def test_a_ping_learns_that_the_session_expired(shared: Any) -> None:
     asyncio.run(think())
     assert len(state(server)["ran"]) == before
     assert state(server)["open"] == 0
-
-
-if __name__ == "__main__":
-    write(PAGE, NAME, ROWS)

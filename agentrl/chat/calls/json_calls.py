@@ -62,7 +62,8 @@ LLAMA = Syntax(
     _read_llama,
 )
 
-_MISTRAL_NAME = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\])?")
+_MISTRAL_NAME = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*(\w*)\s*)?(?:\[ARGS\])?")
+_MISTRAL_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def _read_mistral(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[WrittenCall], int]:
@@ -73,9 +74,19 @@ def _read_mistral(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[W
         except Unreadable as error:
             # The list holds all calls of the turn: another marker stands within it, and opens nothing.
             return [refused(str(error), text.text[opened.end() :])], len(text.text)
-        calls = value if isinstance(value, list) and value else [value]
-        return [call_from_json(call, ("name",), ("arguments",)) for call in calls], stop
-    return _named(text, named.group(1), named.end())
+        items = value if isinstance(value, list) and value else [value]
+        calls = [call_from_json(item, ("name",), ("arguments",)) for item in items]
+        ids = [item.get("id") if isinstance(item, dict) else None for item in items]
+        return [_identified(call, written) for call, written in zip(calls, ids, strict=True)], stop
+    calls, stop = _named(text, named.group(1), named.end())
+    return [_identified(call, named.group(2)) for call in calls], stop
+
+
+def _identified(call: WrittenCall, written: object) -> WrittenCall:
+    """The call with its id, if that is one: of others the templates would raise."""
+    if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) is not None:
+        return call._replace(id=written)
+    return call
 
 
 MISTRAL = Syntax(r"\[TOOL_CALLS\]", _read_mistral, "[TOOL_CALLS]", reopening=True)

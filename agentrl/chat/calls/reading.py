@@ -25,11 +25,13 @@ class WrittenCall(NamedTuple):
         name: The tool's name, "" where it is not known.
         arguments: The keyword arguments, {} where they cannot be read.
         error: Why the call cannot be run, None where it can.
+        id: The name that the model gave to the call, None where it gave none; the template may show it again.
     """
 
     name: str
     arguments: dict[str, Any]
     error: str | None = None
+    id: str | None = None
 
 
 class Unreadable(Exception):  # noqa: N818 (it never leaves the package)

@@ -1,4 +1,4 @@
-"""What comes of Harbor tasks whose sandboxes and verifiers die, hang and lie; run it to write the table."""
+"""What comes of Harbor tasks whose sandboxes and verifiers die, hang and lie."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from agentrl.rollout.failures import FailurePolicy
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome, Task, Trajectory
-from tests.envs.failures import Row, assert_came_true, assert_documented, write
+from tests.envs.failures import Row, assert_came_true, assert_documented
 from tests.envs.harbor.writing import GREP, HEALTH, HELLO, says, write_task
 from tests.envs.ors_play import use
 from tests.envs.sandbox.conftest import docker_backend, local_backend
 from tests.rollout.helpers import renderer, turn
 
-PAGE, NAME = "harbor.md", "harbor"
+NAME = "harbor"
 WRITE = use("bash", command=HELLO)
 RETRIES = 1
 
@@ -217,7 +217,7 @@ def test_what_comes_of_a_failure_in_docker(row: Row, folder: Path) -> None:
 
 
 def test_the_documentation_has_this_table() -> None:
-    assert_documented(PAGE, NAME, ROWS)
+    assert_documented(NAME, ROWS)
 
 
 @pytest.mark.slow
@@ -272,7 +272,3 @@ def test_two_hundred_rollouts_of_which_a_tenth_dies_hangs_or_lies(tmp_path: Path
     assert killed > 3
     assert len([name for name in names if name != "ok"]) <= lost < 40
     assert backend.running == []
-
-
-if __name__ == "__main__":
-    write(PAGE, NAME, ROWS)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator, Set
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrl.envs.sandbox import DockerBackend, ExecResult, LocalBackend, Sandbox, SandboxSpec
+from agentrl.envs.sandbox.docker_engine import LABEL
 from agentrl.errors import ConfigurationError
 
 IMAGE = "agentrl-base:1"
@@ -80,3 +85,43 @@ def sh(shared: Sandbox) -> Callable[..., ExecResult]:
         return asyncio.run(shared.exec(command, **{"timeout": 20, **options}))
 
     return run
+
+
+def local_processes(parent: int) -> set[str]:
+    """Supervisors of local sandboxes that belong to a process, and all below them."""
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or ())
+        if "bwrap.supervisor" in words and f'"parent": {parent},' in words:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= {process, *process.children(recursive=True)}
+    return {f"process {process.pid}" for process in found}
+
+
+def groups(parent: int) -> set[str]:
+    return {folder for folder, *_ in os.walk("/sys/fs/cgroup") if Path(folder).name.startswith(f"agentrl-{parent}-")}
+
+
+def left(place: Place, parent: int) -> set[str]:
+    """Containers, or processes and control groups, of a process."""
+    if place.name == "local":
+        return local_processes(parent) | groups(parent)
+    everything = place.backend.client.api.containers(all=True, filters={"label": LABEL})
+    return {container["Id"] for container in everything if f"/{parent}/" in container["Labels"][LABEL]}
+
+
+def wait_until_none_is_left(place: Place, parent: int, but: Set[str] = frozenset()) -> set[str]:
+    """What of a process is still there after 10 s, apart from some."""
+    for _ in range(200):
+        if not (remaining := left(place, parent) - but):
+            return set()
+        time.sleep(0.05)
+    return remaining
+
+
+@pytest.fixture
+def clean(place: Place) -> Iterator[None]:
+    """Fail if the test left anything behind; what earlier tests of this process left is theirs."""
+    before = left(place, os.getpid())
+    yield
+    assert wait_until_none_is_left(place, os.getpid(), before) == set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from typing import Any
+
+import pytest
 
 from agentrl.envs.sandbox import SandboxEnvironment, SandboxPool
 from agentrl.rollout.engine import RolloutEngine
@@ -14,7 +14,6 @@ from agentrl.rollout.failures import FailurePolicy
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome
 from tests.envs.sandbox.conftest import Place
-from tests.envs.sandbox.test_pool import wait_until_none_is_left
 from tests.rollout.helpers import call, renderer, run_and_close, tasks, turn
 
 
@@ -39,8 +38,8 @@ def test_its_methods_are_the_tools_and_none_leaves_one_out(place: Place) -> None
     assert sorted(EnvironmentSpec.of(Counting(pool)).tools) == ["bash", "edit", "python"]
 
 
+@pytest.mark.usefixtures("clean")
 def test_each_rollout_has_a_sandbox_of_its_own(place: Place) -> None:
-    pool = SandboxPool(place.backend, place.spec(), warm=1)
     turns = [
         turn(call("bash", json.dumps({"command": "n=$(cat number); ls /tmp/mine; touch /tmp/mine"}))),
         turn(call("bash", json.dumps({"command": "echo -n $((n+1)) > number"}))),
@@ -49,27 +48,25 @@ def test_each_rollout_has_a_sandbox_of_its_own(place: Place) -> None:
     ]
     left: dict[Any, list[Any]] = {}
     generator = ScriptedGenerator(lambda session, ids, params: left.setdefault(session, list(turns)).pop(0))
-    engine = RolloutEngine(generator, renderer(), environments=lambda: Counting(pool))
     rows = [task for number in (3, 5) for task in tasks(2, number=number)]
-    trajectories = run_and_close(engine, rows)
-    asyncio.run(pool.close())
+    with SandboxPool(place.backend, place.spec(), warm=1) as pool:
+        engine = RolloutEngine(generator, renderer(), environments=lambda: Counting(pool))
+        trajectories = run_and_close(engine, rows)
     assert [trajectory.reward for trajectory in trajectories] == [1.0] * 4
     shown = [result.content for trajectory in trajectories for t in trajectory.turns for result in t.results]
     assert sum("No such file" in str(content) for content in shown) == 4
     assert {content for content in shown if str(content).startswith("'")} == {"'4'", "'6'"}
-    assert wait_until_none_is_left(place, os.getpid()) == 0
 
 
+@pytest.mark.usefixtures("clean")
 def test_a_sandbox_that_dies_is_no_reward_and_leaves_nothing(place: Place) -> None:
     """I4: what killed the sandbox is not the model's reward."""
-    pool = SandboxPool(place.backend, place.spec(), warm=0)
     turns = [turn(call("bash", json.dumps({"command": "kill -9 -1; sleep 9"}))), turn("ok")]
     left: dict[Any, list[Any]] = {}
     generator = ScriptedGenerator(lambda session, ids, params: left.setdefault(session, list(turns)).pop(0))
     failures = FailurePolicy(delay=0, retries=1, max_rate=1.0)
-    engine = RolloutEngine(generator, renderer(), environments=lambda: Counting(pool), failures=failures)
-    (trajectory,) = run_and_close(engine, tasks(1, number=1))
-    asyncio.run(pool.close())
+    with SandboxPool(place.backend, place.spec(), warm=0) as pool:
+        engine = RolloutEngine(generator, renderer(), environments=lambda: Counting(pool), failures=failures)
+        (trajectory,) = run_and_close(engine, tasks(1, number=1))
     assert trajectory.outcome is Outcome.ENV_FAILURE
     assert trajectory.reward is None
-    assert wait_until_none_is_left(place, os.getpid()) == 0

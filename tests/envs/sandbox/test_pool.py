@@ -8,57 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from agentrl.envs.sandbox import SandboxFailure, SandboxPool
-from agentrl.envs.sandbox.docker_engine import LABEL, owner, remove_orphans
-from tests.envs.sandbox.conftest import IMAGE, Place
-
-
-def local_processes(parent: int) -> list[psutil.Process]:
-    """Supervisors of local sandboxes that belong to a process, and all below them."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = " ".join(process.info["cmdline"] or ())
-        if "bwrap.supervisor" in words and f'"parent": {parent},' in words:
-            found += [process, *process.children(recursive=True)]
-    return found
-
-
-def groups(parent: int) -> list[str]:
-    return [folder for folder, *_ in os.walk("/sys/fs/cgroup") if Path(folder).name.startswith(f"agentrl-{parent}-")]
-
-
-def left(place: Place, parent: int) -> int:
-    """Containers, or processes and control groups, of a process."""
-    if place.name == "local":
-        return len(local_processes(parent)) + len(groups(parent))
-    everything = place.backend.client.api.containers(all=True, filters={"label": LABEL})
-    return sum(f"/{parent}/" in container["Labels"][LABEL] for container in everything)
-
-
-def wait_until_none_is_left(place: Place, parent: int) -> int:
-    for _ in range(200):
-        if not (count := left(place, parent)):
-            return 0
-        time.sleep(0.05)
-    return count
-
-
-@pytest.fixture
-def clean(place: Place) -> Iterator[None]:
-    """Fail if the test left anything of this process behind."""
-    before = left(place, os.getpid())
-    yield
-    for _ in range(100):
-        if left(place, os.getpid()) <= before:
-            return
-        time.sleep(0.05)
-    assert left(place, os.getpid()) <= before
+from agentrl.envs.sandbox.docker_engine import owner, remove_orphans
+from tests.envs.sandbox.conftest import IMAGE, Place, left, local_processes, wait_until_none_is_left
 
 
 @pytest.mark.usefixtures("clean")
@@ -100,6 +56,18 @@ def test_a_pool_outlives_event_loops(place: Place) -> None:
 
     assert [asyncio.run(use()) for _ in range(2)] == ["here\n"] * 2
     asyncio.run(pool.close())
+
+
+@pytest.mark.usefixtures("clean")
+def test_what_a_pool_keeps_ready_ends_with_its_block(place: Place) -> None:
+    async def use(pool: SandboxPool) -> None:
+        await pool.give_back(await pool.take())
+
+    with SandboxPool(place.backend, place.spec(), warm=1) as pool:
+        asyncio.run(use(pool))
+        ready = pool._ready[0]
+    with pytest.raises(SandboxFailure, match="stopped"):
+        asyncio.run(ready.result().exec("true", timeout=5))
 
 
 @pytest.mark.usefixtures("clean")
@@ -179,13 +147,13 @@ def test_nothing_outlives_a_parent_that_is_killed(place: Place, end: str) -> Non
     try:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
-        assert left(place, parent.pid) >= 2
+        assert len(left(place, parent.pid)) >= 2
         parent.send_signal(getattr(signal, end))
         parent.wait(30)
     finally:
         parent.kill()
         parent.wait()
-    assert wait_until_none_is_left(place, parent.pid) == 0
+    assert wait_until_none_is_left(place, parent.pid) == set()
 
 
 def test_a_forked_child_that_keeps_the_connection_does_not_keep_sandboxes(place: Place) -> None:
@@ -200,13 +168,13 @@ def test_a_forked_child_that_keeps_the_connection_does_not_keep_sandboxes(place:
     try:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
-        assert left(place, parent.pid) >= 2
+        assert len(left(place, parent.pid)) >= 2
         children = psutil.Process(parent.pid).children()
         parent.kill()
         parent.wait()
         if place.name == "docker":
             remove_orphans(place.backend.client)  # if no other backend, of another test, was quicker
-        assert wait_until_none_is_left(place, parent.pid) == 0
+        assert wait_until_none_is_left(place, parent.pid) == set()
         for child in children:
             child.kill()
     finally:
@@ -217,13 +185,14 @@ def test_a_forked_child_that_keeps_the_connection_does_not_keep_sandboxes(place:
 def test_a_killed_supervisor_takes_its_sandbox_along(place: Place) -> None:
     if place.name == "docker":
         pytest.skip("a container has no supervisor of ours")
+    before = left(place, os.getpid())
 
     async def run() -> None:
         sandbox = await place.start()
         await sandbox.exec("setsid sleep 1000 & true", timeout=20)
         os.kill(sandbox.pid, signal.SIGKILL)
         for _ in range(200):
-            if not local_processes(os.getpid()):
+            if not local_processes(os.getpid()) - before:
                 break
             await asyncio.sleep(0.02)
         with pytest.raises(SandboxFailure, match="is gone"):
@@ -231,7 +200,7 @@ def test_a_killed_supervisor_takes_its_sandbox_along(place: Place) -> None:
         await sandbox.stop()
 
     asyncio.run(run())
-    assert left(place, os.getpid()) == 0
+    assert left(place, os.getpid()) - before == set()
 
 
 def test_own_containers_are_no_orphans(place: Place) -> None:
