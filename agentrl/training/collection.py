@@ -34,6 +34,7 @@ from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import common_columns
+from agentrl.training.clock import StepClock
 from agentrl.training.completions import CompletionLog, pictures_of, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
@@ -84,6 +85,7 @@ class Collector:
 
     Attributes:
         score_options: What the loss needs besides logprobs and entropies: options of `agentrl.training.scoring.score`.
+        clock: Measures optimizer steps.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Collector:
     ) -> None:
         self.trainer = trainer
         self.recorder = recorder
+        self.clock = StepClock()
         self._interruptible = interruptible
         self.args = args
         self.model = model
@@ -302,13 +305,14 @@ class Collector:
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
-            rewards = self.rewards.compute(
-                trajectories,
-                trainer_state=self.trainer.state,
-                log_extra=log.add_column,
-                log_metric=lambda name, value: own_metrics.append((name, value)),
-                run=self.engine.await_,
-            )
+            with self.clock.part("rewards"):
+                rewards = self.rewards.compute(
+                    trajectories,
+                    trainer_state=self.trainer.state,
+                    log_extra=log.add_column,
+                    log_metric=lambda name, value: own_metrics.append((name, value)),
+                    run=self.engine.await_,
+                )
         finally:
             self.engine.release(trajectories)
         self.recorder.add_rewards(trajectories, self.rewards.names, rewards)
@@ -367,7 +371,12 @@ class Collector:
             self._check_sampler()
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
-        self._sync()
+        with self.clock.part("sync"):
+            self._sync()
+        with self.clock.part("rollouts"):
+            return self._play_all(tasks)
+
+    def _play_all(self, tasks: list[Task]) -> list[Trajectory]:
         if self._rollout_func is not None:
             return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
         with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
