@@ -111,6 +111,8 @@ class Sample:
         finish: Why sampling stopped.
         weights_version: The version of the weights that drew its first id.
         updates: Where the weights changed meanwhile: index of the first id that newer ones drew, and their version.
+        prefill: Seconds from the request to its first id, waiting for room included; None if the generator does not
+            tell.
     """
 
     ids: list[int]
@@ -118,6 +120,7 @@ class Sample:
     finish: FinishReason
     weights_version: int = 0
     updates: tuple[tuple[int, int], ...] = ()
+    prefill: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):
@@ -214,6 +217,7 @@ class Turn:
         listed_reward: The turn's entry of a list from `get_reward`.
         weights_version: As of its `Sample`.
         updates: As of its `Sample`.
+        prefill: As of its `Sample`; a part of `seconds`.
     """
 
     start: int
@@ -225,6 +229,7 @@ class Turn:
     listed_reward: float | None = None
     weights_version: int = 0
     updates: tuple[tuple[int, int], ...] = ()
+    prefill: float | None = None
 
     @property
     def versions(self) -> list[int]:

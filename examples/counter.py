@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 
 from tiny_agent.agents import counting_agent
 
@@ -38,12 +39,16 @@ class Counter:
         return float(self.value == self.target)
 
 
-def main(argv: list[str] | None = None) -> GRPOTrainer:
+def main(argv: list[str] | None = None) -> GRPOTrainer | None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="name or folder of a model (default: a tiny one made in place)")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", default="runs/counter")
+    parser.add_argument("--start", help="only put the untrained tiny model into this folder")
     options = parser.parse_args(argv)
+    if options.start:
+        shutil.copytree(counting_agent(Counter), options.start)
+        return None
 
     trainer = GRPOTrainer(
         model=options.model or str(counting_agent(Counter)),
@@ -60,6 +65,7 @@ def main(argv: list[str] | None = None) -> GRPOTrainer:
         ),
     )
     trainer.train()
+    trainer.save_model()
     return trainer
 
 

@@ -15,10 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.chat.renderer import Renderer
 from agentrl.checks.findings import Finding, failed, passed, warned
+from agentrl.checks.images import DescribingRenderer, check_pictures, in_words, unreadable
 from agentrl.checks.policy import RandomPolicy
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, ImageError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
@@ -63,7 +63,7 @@ class _Stage:
 
     def __init__(self, factory: Any, *, calls: bool = True) -> None:
         tokenizer = qwen_like_tokenizer("qwen2_5")
-        renderer = Renderer(tokenizer, tools=True)
+        renderer = DescribingRenderer(tokenizer, tools=True)
         policy = RandomPolicy(renderer, tokenizer)
         self.engine = RolloutEngine(
             policy,
@@ -107,6 +107,7 @@ def _findings(factory: Any, tasks: list[Task], scored: bool) -> Iterator[Finding
             yield _breakage("reset" if not broken.prompt else "episode", broken)
             return
         yield passed("episodes", f"{len(first)} were played with random calls, {_turns(first):.1f} turns on average")
+        yield from check_pictures(first)
         yield from _rewards(first, any(spec.has_reward for spec in specs), scored)
         yield from _asked_again(stage, first)
         stage.engine.release(first)
@@ -120,6 +121,8 @@ def _findings(factory: Any, tasks: list[Task], scored: bool) -> Iterator[Finding
 def _breakage(check: str, trajectory: Trajectory) -> Finding:
     assert trajectory.failure is not None
     where, error = trajectory.failure.where, trajectory.failure.error
+    if error.startswith(ImageError.__name__):
+        return unreadable(where, error)
     return failed(
         check, f"{where} raised {error}", "a rollout whose environment raises is lost; see the traceback in Python"
     )
@@ -192,7 +195,7 @@ def _silent(factory: Any, task: Task) -> Iterator[Finding]:
 def _seeds(played: Sequence[Trajectory]) -> Iterator[Finding]:
     prompts: dict[str, list[str]] = defaultdict(list)
     for t in played:
-        prompts[t.task.group].append(repr(t.prompt))
+        prompts[t.task.group].append(repr(in_words(t.prompt)))
     unequal = sum(len(set(group)) > 1 for group in prompts.values())
     distinct = len({group[0] for group in prompts.values()})
     if unequal:
@@ -241,12 +244,14 @@ def _difference(before: Trajectory, after: Trajectory) -> str | None:
     """The first thing in which two trajectories of the same policy and task differ."""
     if after.failure is not None:
         return f"{after.failure.where} raised {after.failure.error}"
-    if before.prompt != after.prompt:
-        return f"the first observation was {_short(before.prompt)}, then {_short(after.prompt)}"
+    prompts = [in_words(t.prompt) for t in (before, after)]
+    if prompts[0] != prompts[1]:
+        return f"the first observation was {_short(prompts[0])}, then {_short(prompts[1])}"
     results = [[r for turn in t.turns for r in turn.results] for t in (before, after)]
     for one, other in zip(*results, strict=False):
-        if one.content != other.content:
-            return f"{one.call.name} told {_short(one.content)}, then {_short(other.content)}"
+        told = [in_words(result.content) for result in (one, other)]
+        if told[0] != told[1]:
+            return f"{one.call.name} told {_short(told[0])}, then {_short(told[1])}"
     if len(before.turns) != len(after.turns):
         return f"it took {len(before.turns)} turns, then {len(after.turns)}"
     if total(before) != total(after):

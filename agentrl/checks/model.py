@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from agentrl.chat.prefix import tool_call
 from agentrl.chat.renderer import Renderer
+from agentrl.chat.template import tokenizer_of
 from agentrl.chat.verify import verify_template
 from agentrl.checks.findings import Finding, failed, passed, warned
+from agentrl.checks.images import UNREADABLE, check_sight
 from agentrl.checks.policy import RandomPolicy, random_arguments, written
-from agentrl.errors import ConfigurationError, TemplateError
+from agentrl.errors import ConfigurationError, ImageError, TemplateError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.environments import EnvironmentSpec
 from agentrl.rollout.failures import FailurePolicy
@@ -29,10 +31,12 @@ Factories = Callable[[], Any] | Mapping[str, Callable[[], Any]]
 
 
 def check_model(
-    tokenizer: PreTrainedTokenizerBase,
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
     factory: Factories | None,
     tasks: Sequence[Task],
     *,
+    model: str = "the model",
+    shows_pictures: bool = False,
     max_completion_length: int | None,
     max_context: int | None,
     template_kwargs: Mapping[str, Any] | None = None,
@@ -40,9 +44,11 @@ def check_model(
     """Check a tokenizer with the tools and episodes of an environment.
 
     Args:
-        tokenizer: The model's.
+        processing_class: The model's tokenizer, or its processor if it sees images.
         factory: Makes environments; None for plain prompts.
         tasks: What to play.
+        model: What the model is called.
+        shows_pictures: Whether the environment shows pictures.
         max_completion_length: The budget of an episode, in tokens.
         max_context: The model's context, in tokens; None if unknown.
         template_kwargs: Variables for the chat template.
@@ -50,6 +56,7 @@ def check_model(
     kwargs = dict(template_kwargs or {})
     if factory is None:
         return
+    tokenizer = tokenizer_of(processing_class)
     try:
         report = verify_template(tokenizer, template_kwargs=kwargs)
     except ConfigurationError as error:
@@ -60,8 +67,11 @@ def check_model(
         return
     own = "as it is" if report.own_problem is None else f"{report.origin}: its own one is not exact"
     yield passed("template", f"{report.family or 'unknown family'}, used {own}")
-    renderer = Renderer(tokenizer, tools=True, template_kwargs=kwargs)
+    renderer = Renderer(processing_class, tools=True, template_kwargs=kwargs)
     yield _round_trip(renderer, tokenizer, _schemas(factory))
+    if shows_pictures and (blind := check_sight(renderer, model)) is not None:
+        yield blind
+        return
     yield from _budget(renderer, tokenizer, factory, tasks, max_completion_length, max_context)
 
 
@@ -117,6 +127,11 @@ def _budget(
         played = engine.run(tasks)
     finally:
         engine.close()
+    broken = next((t.failure for t in played if t.failure is not None), None)
+    if broken is not None:
+        advice = UNREADABLE if broken.error.startswith(ImageError.__name__) else "see the traceback in Python"
+        yield failed("episodes", f"with this model, {broken.where} raised {broken.error}", advice)
+        return
     prompt = max(len(t.prompt_ids) for t in played)
     rounds = sum(t.tool_calls for t in played)
     results = sum(len(t.completion_ids) - t.sampled_length for t in played) / max(rounds, 1)

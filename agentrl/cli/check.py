@@ -62,7 +62,7 @@ def _findings(
     from agentrl.checks.model import check_model
     from agentrl.cli.data import load_rows
     from agentrl.cli.environments import load_environment
-    from agentrl.cli.policies import load_tokenizer
+    from agentrl.cli.policies import load_processing_class
     from agentrl.errors import ConfigurationError
 
     if env is None and model is None:
@@ -72,18 +72,20 @@ def _findings(
     factory = None if env is None else load_environment(env)
     rows = load_rows(dataset) if dataset is not None else getattr(factory, "tasks", list)()
     tasks = make_tasks(rows, groups, group, seed)
-    broken = False
+    broken = shows_pictures = False
     if factory is not None:
         found = check_environment(factory, tasks, scored=scored)
         broken = any(finding.status == "fail" for finding in found)
+        shows_pictures = any(finding.check == "images" for finding in found)
         yield from found
     if model is None:
         return
-    tokenizer, config = load_tokenizer(model), _config(model)
+    reads, config = load_processing_class(model), _config(model)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not broken:  # what cannot be played cannot be measured
-        lengths = {"max_completion_length": sizes["length"], "max_context": context}
-        yield from check_model(tokenizer, factory, tasks[::group], template_kwargs=kwargs, **lengths)
+        lengths: dict[str, Any] = {"max_completion_length": sizes["length"], "max_context": context}
+        options: dict[str, Any] = {"template_kwargs": kwargs, "model": model, "shows_pictures": shows_pictures}
+        yield from check_model(reads, factory, tasks[::group], **options, **lengths)
     yield check_memory(_sizes(config, sizes), _device_memory())
 
 
@@ -96,12 +98,14 @@ def _config(model: str) -> Any:
 def _sizes(config: Any, given: dict[str, Any]) -> Sizes:
     """The sizes of a model, of which only the configuration is read, and of full batches."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from agentrl.checks.memory import Sizes
+    from agentrl.cli.policies import sees_images
 
+    loader = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+        parameters = loader.from_config(config).num_parameters()
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -1,7 +1,7 @@
 """What is named on the command line: environments, functions, datasets, models.
 
-An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`), or
-`gym:ID`.
+An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`),
+`harbor:FOLDER`, or `gym:ID`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load_environment(name: str) -> Callable[[], Any]:
         name: A module and a name in it, or a Python file and a name in it, with a colon between. Modules are looked
             for in the current directory too; a file sees its neighbours, as a script does. Or a scheme and what it
             names: `openenv:http://127.0.0.1:8000`, `ors:owner/environment`, `ors:http://127.0.0.1:8080`,
-            `gym:FrozenLake-v1`.
+            `harbor:tasks`, `gym:FrozenLake-v1`.
 
     Raises:
         ConfigurationError: It cannot be imported or reached, or is nothing that makes environments.
@@ -71,6 +71,12 @@ def _ors(name: str) -> Callable[[], Any]:
     return ORS(url=name) if "://" in name else ORS(name)
 
 
+def _harbor(path: str) -> Callable[[], Any]:
+    from agentrl.envs.harbor import Harbor
+
+    return Harbor(path)
+
+
 def _gymnasium(name: str) -> Callable[[], Any]:
     try:
         from agentrl.envs.gymnasium import Gymnasium
@@ -79,7 +85,12 @@ def _gymnasium(name: str) -> Callable[[], Any]:
     return Gymnasium(name)
 
 
-_SCHEMES: dict[str, Callable[[str], Callable[[], Any]]] = {"openenv": _openenv, "ors": _ors, "gym": _gymnasium}
+_SCHEMES: dict[str, Callable[[str], Callable[[], Any]]] = {
+    "openenv": _openenv,
+    "ors": _ors,
+    "harbor": _harbor,
+    "gym": _gymnasium,
+}
 
 
 def _from_path(name: str) -> ModuleType:

@@ -30,6 +30,21 @@ def load_tokenizer(name: str) -> Any:
         raise ConfigurationError(f"no tokenizer could be loaded from {name!r}: {error}") from error
 
 
+def load_processing_class(name: str) -> Any:
+    """Load what a model reads with, by its name or folder: its tokenizer, or its processor if it sees images."""
+    from transformers import AutoConfig, AutoProcessor
+
+    tokenizer = load_tokenizer(name)
+    return AutoProcessor.from_pretrained(name) if sees_images(AutoConfig.from_pretrained(name)) else tokenizer
+
+
+def sees_images(config: Any) -> bool:
+    """Whether a configuration is that of a vision-language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
 def local_policy(name: str, *, dtype: str = "auto") -> Policy:
     """Load a model into this process, onto a GPU where there is one."""
     import torch

@@ -21,7 +21,8 @@ BAR = 30
 """Characters of the longest bar."""
 
 Env = Annotated[
-    str | None, typer.Option(help="module:Class, file.py:Class, openenv:URL, ors:NAME or gym:ID.", show_default=False)
+    str | None,
+    typer.Option(help="module:Class, file.py:Class, openenv:URL, ors:NAME, harbor:DIR or gym:ID.", show_default=False),
 ]
 Model = Annotated[str, typer.Option(help="A model's folder or its name on the hub.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -35,6 +35,7 @@ def view(
             from agentrl.viewer.server import listen, serve
         except ModuleNotFoundError as error:
             raise ConfigurationError(f"{error}; serving needs pip install 'agentrl[viewer]', --html does not") from None
+        shown.read()
         with listen(port) as listening:
             address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
             typer.echo(f"{address}   (this machine only; Ctrl-C ends it)")

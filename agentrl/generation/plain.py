@@ -9,6 +9,7 @@ depend on the rows beside it, up to floating point. Settings that look at the pa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -91,6 +92,8 @@ class _Row:
     images: tuple[ImageSpan, ...] = ()
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    asked: float = field(default_factory=time.monotonic)
+    prefill: float | None = None
     uniforms: Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,7 +168,8 @@ class _Batches:
         self._stats.decoded_tokens += sum(len(row.sampled) for row in batch)
         self._stats.forward_passes += max(len(row.sampled) for row in batch)
         for row in batch:
-            row.done(Sample(row.sampled, row.logprobs, row.finish or FinishReason.LENGTH, self._version))
+            finish = row.finish or FinishReason.LENGTH
+            row.done(Sample(row.sampled, row.logprobs, finish, self._version, prefill=row.prefill))
 
     def _generate(self, batch: list[_Row]) -> None:
         """Run `generate` on a batch; the tokens arrive in the rows."""
@@ -269,6 +273,8 @@ class _Draw(LogitsProcessor):
             if row.finish is None:
                 row.sampled.append(token)
                 row.logprobs.append(logprob)
+                if row.prefill is None:
+                    row.prefill = time.monotonic() - row.asked
         return torch.full_like(scores, -torch.inf).scatter_(-1, ids_B[:, None], 0.0)
 
 

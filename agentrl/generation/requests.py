@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Request:
         fed: End of what was run for this turn, so that running it again counts as prefill.
         sampled: The ids drawn so far; they are at the end of the session's row too.
         logprobs: Their logprobs.
+        asked: When it was asked for.
+        prefill: Seconds from then to its first id, None as long as it has none.
         uniforms: One number a token, from the seed.
         settings: What `process_logits` is told to draw it by; requests with the same are drawn together.
         seen: Which ids occur in the row, bool [V]; kept where there is a repetition penalty.
@@ -56,6 +59,8 @@ class Request:
     fed: int = 0
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    asked: float = field(default_factory=time.monotonic)
+    prefill: float | None = None
     uniforms: Random = field(init=False)
     settings: tuple[tuple[str, Any], ...] = field(init=False)
     seen: Tensor | None = None
@@ -131,6 +136,8 @@ def draw_next(requests: Sequence[Request], logits_RV: Tensor) -> None:
             request.session.row.append(token)
             request.sampled.append(token)
             request.logprobs.append(logprob)
+            if request.prefill is None:
+                request.prefill = time.monotonic() - request.asked
             if request.seen is not None:
                 request.seen[token] = True
 

@@ -270,7 +270,9 @@ class Scheduler:
             return
         self._leave(request)
         (_, version), *updates = request.versions
-        self._answer(request, Sample(request.sampled, request.logprobs, finish, version, tuple(updates)))
+        self._answer(
+            request, Sample(request.sampled, request.logprobs, finish, version, tuple(updates), request.prefill)
+        )
 
     def _answer(self, request: Request, answer: Sample | GenerationError) -> None:
         self._retire(request)

@@ -172,6 +172,7 @@ class Episode:
 
     async def _begin(self) -> None:
         """Lease and reset the environment, and put the prompt together."""
+        began = time.monotonic()
         task = self._illustrated()
         prompt = task.prompt
         pool = self.stage.environments
@@ -191,7 +192,7 @@ class Episode:
         self.conversation = Conversation(prompt, self.stage.renderer.encode_prompt(prompt, self.schemas))
         self.phase = "sampling"
         if self.entry is not None and self.record is None:
-            self.entry.begin(prompt, self.conversation.ids)
+            self.entry.begin(prompt, self.conversation.ids, resetting=time.monotonic() - began)
 
     def _illustrated(self) -> Task:
         """The task with the images of its row in its prompt, where the model sees images."""
@@ -244,6 +245,7 @@ class Episode:
                 row=len(conversation.rows),
                 weights_version=sample.weights_version,
                 updates=sample.updates,
+                prefill=sample.prefill,
             )
             self.sampled = turn, sample
             ending = self._ending(turn, calls)
@@ -325,12 +327,15 @@ class Episode:
             return None
         # Sampled content is text.
         answer = self.conversation.messages[-1].get("content") or "" if outcome is Outcome.FINISHED else None
+        began = time.monotonic()
         try:
             reward = await pool.get_reward(self.environment, turns=len(self.turns), answer=answer)
         except RewardError:
             raise
         except Exception as error:
             raise _EnvironmentError(error) from error
+        if self.entry is not None:
+            self.entry.rewarding = time.monotonic() - began
         if not isinstance(reward, list):
             return reward
         self.turns = [replace(turn, listed_reward=value) for turn, value in zip(self.turns, reward, strict=True)]

@@ -125,7 +125,8 @@ class AsyncCollector(Collector):
         """
         began = time.monotonic()
         if self._synced is None or self.trainer.state.global_step % self.args.weight_sync_steps == 0:
-            self._sync()
+            with self.clock.part("sync"):
+                self._sync()
         self._syncing += time.monotonic() - began
         assert self._synced is not None
         for window in upcoming if self.args.max_staleness else ():
@@ -154,7 +155,7 @@ class AsyncCollector(Collector):
             return super()._take(identity, tasks)
         ahead = self._ahead.pop(identity, None) or self._start(identity, tasks)
         began = time.monotonic()
-        with self._interruptible():
+        with self.clock.part("rollouts"), self._interruptible():
             self.engine.wait(ahead.play, [other.play for other in self._ahead.values()])
         self._waited += time.monotonic() - began
         self._reward_finished(ahead)

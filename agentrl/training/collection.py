@@ -34,6 +34,7 @@ from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import common_columns
+from agentrl.training.clock import StepClock
 from agentrl.training.completions import CompletionLog, pictures_of, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
@@ -85,6 +86,7 @@ class Collector:
 
     Attributes:
         score_options: What the loss needs besides logprobs and entropies: options of `agentrl.training.scoring.score`.
+        clock: Measures optimizer steps.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Collector:
     ) -> None:
         self.trainer = trainer
         self.recorder = recorder
+        self.clock = StepClock()
         self._interruptible = interruptible
         self.args = args
         self.model = model
@@ -298,7 +301,8 @@ class Collector:
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
-        self._sync()  # may take all processes, so none leaves in the midst of it
+        with self.clock.part("sync"):  # may take all processes, so none leaves in the midst of it
+            self._sync()
         with self._interruptible():
             return self._reward(self._play(tasks))
 
@@ -311,13 +315,14 @@ class Collector:
         log = CompletionLog()
         own_metrics: list[tuple[str, float]] = []
         try:
-            rewards = self.rewards.compute(
-                trajectories,
-                trainer_state=self.trainer.state,
-                log_extra=log.add_column,
-                log_metric=lambda name, value: own_metrics.append((name, value)),
-                run=self.engine.await_,
-            )
+            with self.clock.part("rewards"):
+                rewards = self.rewards.compute(
+                    trajectories,
+                    trainer_state=self.trainer.state,
+                    log_extra=log.add_column,
+                    log_metric=lambda name, value: own_metrics.append((name, value)),
+                    run=self.engine.await_,
+                )
         finally:
             self.engine.release(trajectories)
         self.recorder.add_rewards(trajectories, self.rewards.names, rewards)
@@ -376,10 +381,11 @@ class Collector:
             self._check_sampler()
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
-        if self._rollout_func is not None:
-            return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
-        with evaluating(self.model):  # once; a generator that finds a module in training switches it at every step
-            return self.engine.run(tasks)
+        with self.clock.part("rollouts"):
+            if self._rollout_func is not None:
+                return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
+            with evaluating(self.model):  # once; a generator that finds a module in training switches it every step
+                return self.engine.run(tasks)
 
     def _check_sampler(self) -> None:
         """Refuse to go on if the generator's own weights are not the policy's."""

@@ -9,6 +9,7 @@ by the number of values behind them.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -40,6 +41,8 @@ class RolloutRecord:
         tool_timeouts: Calls that took longer than they may.
         retries: Attempts before the one that counted.
         turn_rewards: One reward a turn besides `rewards`, None when the environment gave none by turn.
+        sampling_seconds: Spent sampling.
+        tool_seconds: Spent in the calls of each tool, by its name.
     """
 
     group: str
@@ -55,6 +58,8 @@ class RolloutRecord:
     tool_timeouts: int = 0
     retries: int = 0
     turn_rewards: tuple[float, ...] | None = None
+    sampling_seconds: float = 0.0
+    tool_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -69,6 +74,11 @@ class RolloutRecord:
 
 def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> RolloutRecord:
     """Summarise a trajectory."""
+    tool_seconds: defaultdict[str, float] = defaultdict(float)
+    for turn in trajectory.turns:
+        for result in turn.results:
+            if result.seconds:  # an unknown tool, by whatever name the model calls it, takes none
+                tool_seconds[result.call.name] += result.seconds
     by_turn = trajectory.turn_rewards if trajectory.outcome.is_signal else None
     return RolloutRecord(
         group=trajectory.task.group,
@@ -84,6 +94,8 @@ def make_record(trajectory: Trajectory, rewards: Sequence[float | None]) -> Roll
         tool_timeouts=trajectory.tool_timeouts,
         retries=trajectory.retries,
         turn_rewards=None if by_turn is None else tuple(by_turn),
+        sampling_seconds=sum(turn.seconds for turn in trajectory.turns),
+        tool_seconds=dict(tool_seconds),
     )
 
 
@@ -102,14 +114,23 @@ def length_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 
 def tool_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Return the `tools/*` metrics: calls for each rollout, and the shares of them that failed and timed out."""
+    """Return the `tools/*` metrics: calls for each rollout, and the shares of them that failed and timed out.
+
+    `tools/time_share/{name}` is the share of a tool's calls in all time that was spent sampling and in calls.
+    """
     calls = sum(record.tool_calls for record in records)
     failures = sum(record.tool_failures for record in records)
     timeouts = sum(record.tool_timeouts for record in records)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for record in records:
+        for name, spent in record.tool_seconds.items():
+            seconds[name] += spent
+    whole = sum(record.sampling_seconds for record in records) + sum(seconds.values())
     return {
         "tools/call_frequency": calls / max(len(records), 1),
         "tools/failure_frequency": failures / calls if calls else 0.0,
         "tools/timeout_frequency": timeouts / calls if calls else 0.0,
+        **{f"tools/time_share/{name}": spent / whole for name, spent in sorted(seconds.items())},
     }
 
 

@@ -59,7 +59,7 @@ def warnings_of(logs: Sequence[Log]) -> list[Warned]:
     Args:
         logs: All so far, in order; missing metrics count for nothing.
     """
-    rules = (_flat, _tool_failures, _cut, _off_policy, _collapse, _failing)
+    rules = (_flat, _tool_failures, _slow_tool, _cut, _off_policy, _collapse, _failing)
     return [warned for rule in rules if (warned := rule(logs)) is not None]
 
 
@@ -86,6 +86,21 @@ def _tool_failures(logs: Sequence[Log]) -> Warned | None:
         name,
         f"{now:.0%} of the tool calls fail, {then:.0%} did at first",
         "read the answers (agentrl view); a tool that breaks under load wants max_concurrency or a longer timeout",
+    )
+
+
+def _slow_tool(logs: Sequence[Log]) -> Warned | None:
+    beginning = "tools/time_share/"
+    names = {name for log in logs[-RECENT:] for name in log if name.startswith(beginning)}
+    shares = {name: _recent(logs, name) or 0.0 for name in names}
+    name = max(shares, key=shares.__getitem__, default=None)
+    if name is None or shares[name] < 0.5:
+        return None
+    return Warned(
+        name,
+        f"{shares[name]:.0%} of the time of rollouts is spent in the tool {name.removeprefix(beginning)}",
+        "make it faster, let it answer earlier (@tool(timeout=...)), raise its max_concurrency if it has one, or train "
+        "meanwhile (AsyncGRPOTrainer)",
     )
 
 

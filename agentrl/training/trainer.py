@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
@@ -159,7 +158,6 @@ class RolloutTrainer(LifeCycle):
         repo = getattr(args, "log_completions_hub_repo", None)
         if repo is not None and self.is_world_process_zero():
             self._completions_repo = CompletionsRepo(repo, token=args.hub_token, private=args.hub_private_repo)
-        self._step_started = time.perf_counter()
         self._parameters = self.model.num_parameters()
 
     # What subclasses define ---------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ class RolloutTrainer(LifeCycle):
         self, epoch_iterator: Iterator[ScheduledStep], num_batches: int, device: torch.device
     ) -> tuple[list[MicroBatch], Tensor | None]:
         """Make the micro-batches of one optimizer step, playing new windows as they come up."""
-        self._step_started = time.perf_counter()
+        self.collector.clock.begin()
         batches = []
         for _ in range(num_batches):
             if (step := next(epoch_iterator, None)) is None:
@@ -247,7 +245,7 @@ class RolloutTrainer(LifeCycle):
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[arg-type]
         if self.accelerator.sync_gradients:
             self.regularization.end_step(self._metrics[True])
-            self._metrics[True].add("step_time", time.perf_counter() - self._step_started)
+            self._metrics[True].add_all(self.collector.clock.metrics())
         return loss
 
     def compute_loss(  # type: ignore[override]

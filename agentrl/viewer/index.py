@@ -24,9 +24,11 @@ from agentrl.rollout.journal.records import RolloutSummary, RunRecord, State
 COLUMNS = (
     *("rank", "id", "run", "kind", "step", "weights_version", "group", "member", "environment", "attempt"),
     *("state", "outcome", "limit", "failure", "reward", "advantage", "turns", "sampled"),
-    *("calls", "failed", "timed_out", "tools", "sampling", "calling", "started", "ended"),
+    *("calls", "failed", "timed_out", "tools", "started", "ended"),
+    *("resetting", "prefill", "sampling", "calling", "rewarding"),
 )
-"""What a row has. `sampling` and `calling` are seconds: spent sampling, and in the slowest call of each turn."""
+"""What a row has. The last ones are seconds: before it began, until the first token of each turn, spent sampling (the
+former included), in the slowest call of each turn, and for the reward of its environment; None where not known."""
 
 RECENT = 2000
 """So many of the newest rollouts are looked at again: their rewards and advantages come after they ended."""
@@ -41,6 +43,7 @@ Row = tuple[Any, ...]
 class _Played:
     """What the turns of a rollout come to."""
 
+    prefill: float | None = None
     sampling: float = 0.0
     calling: float = 0.0
     calls: int = 0
@@ -203,15 +206,20 @@ def _row(summary: RolloutSummary, played: _Played, weights: Sequence[float]) -> 
         "advantage": finite(sum(advantages) / len(advantages)) if advantages else None,
         "tools": sorted(played.tools),
         **{name: getattr(played, name) for name in ("calls", "failed", "timed_out")},
-        **{name: round(getattr(played, name), 4) for name in ("sampling", "calling")},
+        **{name: _rounded(getattr(played, name)) for name in ("prefill", "sampling", "calling")},
+        **{name: _rounded(getattr(summary, name)) for name in ("resetting", "rewarding")},
     }
     return tuple(values[name] if name in values else getattr(summary, name) for name in COLUMNS)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _played(connection: sqlite3.Connection, numbers: Sequence[int], old: int) -> dict[int, _Played]:
     """What the turns of rollouts come to; most of these have numbers above `old`."""
     played: dict[int, _Played] = defaultdict(_Played)
-    columns = "SELECT rollout, seconds, listed_reward, results FROM turns WHERE rollout"
+    columns = "SELECT rollout, seconds, prefill, listed_reward, results FROM turns WHERE rollout"
     rows = connection.execute(f"{columns} > ?", [old]).fetchall()
     for number in numbers:
         if number <= old:
@@ -219,6 +227,8 @@ def _played(connection: sqlite3.Connection, numbers: Sequence[int], old: int) ->
     for row in rows:
         rollout = played[row["rollout"]]
         rollout.sampling += row["seconds"]
+        if row["prefill"] is not None:
+            rollout.prefill = (rollout.prefill or 0.0) + row["prefill"]
         results = json.loads(row["results"])
         rewards = [r for r in (row["listed_reward"], *(result["reward"] for result in results)) if r is not None]
         if rewards:

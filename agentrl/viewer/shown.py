@@ -36,6 +36,11 @@ class Shown:
             self._texts.append(Texts([tokenizer] if tokenizer else tokenizer_places(index.path, models)))
         self._image = lru_cache(maxsize=64)(self._read_image)
 
+    def read(self) -> None:
+        """Read the lists now, so that the first page need not wait for them."""
+        for index in self.indexes:
+            index.changes()
+
     def close(self) -> None:
         """Close the journals."""
         for index in self.indexes:

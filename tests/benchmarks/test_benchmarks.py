@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -40,6 +41,17 @@ def test_engine_overhead(run):
         "4 rollouts x 2 turns, sync tool, with a journal",
         "4 rollouts x 2 turns, async tool",
         "4 rollouts x 2 turns, async tool, with a journal",
+    ]
+
+
+def test_viewer(run):
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium")
+    _, lines = run("viewer.py", "64")
+    assert lines[0].startswith("64 rollouts")
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        *("from the command to the address", "first page", "second page", "filter by reward and outcome"),
+        *("sort by tokens", "search a text", "overview", "group", "rollout"),
     ]
 
 

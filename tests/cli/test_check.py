@@ -38,7 +38,9 @@ def test_what_fails_is_shown_with_what_to_do_and_exits_with_1(folder):
     assert "1 fail" in text
 
 
-@pytest.mark.parametrize("env", ["counter.py:Counter", "guess_number.py:GuessNumber", "frozen_lake.py:lake"])
+@pytest.mark.parametrize(
+    "env", ["counter.py:Counter", "guess_number.py:GuessNumber", "frozen_lake.py:lake", "grid_world.py:GridWorld"]
+)
 def test_the_examples_pass(env, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     code, text, _ = run("check", "--env", f"{EXAMPLES}/{env}")

@@ -15,6 +15,13 @@ COMMANDS = sorted(command.name or command.callback.__name__ for command in app.r
 SCREEN = (100, 50)
 
 
+def test_importing_agentrl_loads_no_heavy_module():
+    code = "import sys, agentrl; dir(agentrl); print(*{m.split('.')[0] for m in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "agentrl" in loaded
+    assert not {*HEAVY, "typer", "rich"} & set(loaded)
+
+
 def test_help_loads_no_heavy_module():
     """Seconds depend on the machine, modules do not."""
     code = (

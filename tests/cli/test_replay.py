@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from agentrl.chat.renderer import Renderer
 from agentrl.cli.environments import load_environment
 from agentrl.cli.main import app
+from agentrl.envs import Harbor
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.journal.journal import Journal
@@ -23,6 +24,8 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from agentrl.types import Task
+from tests.cli.typing_commands import run as typed
+from tests.envs.harbor.writing import write_task
 
 TOKENIZER = qwen_like_tokenizer("compact")
 GAME = '''
@@ -141,6 +144,15 @@ def test_rollouts_are_exported_to_parquet_and_jsonl(folder):
         assert [p is None for p in line["rows"][0]["logprobs"]] == [bool(m) for m in trajectory.loss_mask]
         assert json.loads(row["completion"]) == trajectory.completion
         assert (row["reward"], line["outcome"], line["turns"]) == (trajectory.reward, "finished", 3)
+
+
+def test_harbor_tasks_are_named_by_their_folder(tmp_path):
+    write_task(tmp_path / "tasks/hello", dockerfile=None)
+    factory = load_environment(f"harbor:{tmp_path}/tasks")
+    assert isinstance(factory, Harbor)
+    assert [Path(row["task"]).name for row in factory.tasks()] == ["hello"]
+    code, _, complaint = typed("check", "--env", f"harbor:{tmp_path}/nothing")
+    assert (code, "nothing" in complaint) == (2, True)
 
 
 def test_environments_are_loaded_by_module_and_by_file(tmp_path, monkeypatch):

@@ -165,3 +165,145 @@ trainer = {algorithm}Trainer(
 )
 trainer.train()
 """
+
+TOOLS = '''
+from trl import GRPOTrainer
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+
+    Returns:
+        The product of the two integers.
+    """
+    return a * b
+
+async def async_add(a: int, b: int) -> int:
+    """
+    Asynchronously adds two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+
+    Returns:
+        The sum of the two integers.
+    """
+    return a + b
+
+trainer = GRPOTrainer(
+    tools=[multiply, async_add],
+    ...,
+)
+trainer.train()
+'''
+
+REWARDS = """
+from trl import {algorithm}Trainer
+
+async def async_reward_func1(completions, **kwargs):
+    return [1.0] * len(completions)
+
+trainer = {algorithm}Trainer(
+    reward_funcs=[reward_func, async_reward_func1],
+    ...,
+)
+trainer.train()
+"""
+
+ENVIRONMENT_WITH_DATA = '''
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+# Each row carries the prompt and the task data (here, the counter target to reach).
+dataset = Dataset.from_dict(
+    {
+        "prompt": [[{"role": "user", "content": f"Increment the counter to {i}."}] for i in range(1, 7)],
+        "target": list(range(1, 7)),
+    }
+)
+
+class IncrementEnv:
+    def reset(self, target, **kwargs) -> None:  # the row's `target` column arrives as a keyword argument
+        self.counter = 0
+        self.target = target
+
+    def get_reward(self) -> float:
+        return float(self.counter == self.target)
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        self.counter += step
+        return self.counter
+
+trainer = GRPOTrainer(
+    model="Qwen/Qwen3-0.6B",
+    train_dataset=dataset,  # the dataset owns the task; the "target" column reaches reset(target=...)
+    environment_factory=IncrementEnv,
+)
+trainer.train()
+
+def format_reward(completions, **kwargs):  # trainer-owned: scores the completion text
+    return [0.5] * len(completions)
+
+class SamplesItsTask(IncrementEnv):
+    def reset(self, **kwargs) -> str | None:
+        super().reset(3)
+        return "Increment the counter by 3."
+
+trainer = GRPOTrainer(
+    model="Qwen/Qwen3-0.6B",
+    args=GRPOConfig(max_steps=1000),
+    reward_funcs=format_reward,          # trainer-owned: scores the completion
+    environment_factory=SamplesItsTask,    # env-owned: scores its internal state via `get_reward`
+)
+trainer.train()
+'''
+
+CONFIGS = [
+    """GRPOConfig(
+    ...,
+    use_vllm=True,  # vllm_mode="colocate" by default
+)""",
+    """GRPOConfig(
+    ...,
+    use_vllm=True,
+    vllm_mode="server",
+)""",
+    """RLOOConfig(
+    ...,
+    use_vllm=True,
+    vllm_mode="server",
+)""",
+    """GRPOConfig(
+    ...,
+    use_transformers_continuous_batching=True,
+    transformers_continuous_batching_config={
+        "use_cuda_graph": False,
+        "max_memory_percent": 0.4,  # lower values leave more VRAM for the training backward pass
+    },
+)""",
+    "GRPOConfig(entropy_coef=0.05, ...,)",
+    """GRPOConfig(
+    entropy_coef=0.01,          # initial coefficient
+    use_adaptive_entropy=True,
+    entropy_target=5.0,         # target mean per-token entropy (nats); tune for your model
+    entropy_coef_delta=0.005,   # step size per optimizer step
+    entropy_coef_min=0.0,
+    entropy_coef_max=1.0,
+    ...,
+)""",
+]
+"""Where the documentation leaves the rest to the reader, it writes `...`."""

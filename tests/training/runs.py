@@ -140,6 +140,11 @@ def step_logs(trainer: RolloutTrainer) -> list[dict[str, Any]]:
     return [log for log in trainer.state.log_history if "loss" in log]
 
 
+def untimed(log: dict[str, Any]) -> set[str]:
+    """The names of what was logged, without what is measured with a clock."""
+    return {name for name in log if not name.startswith(("step_time", "tools/time_share/"))}
+
+
 def logged(trainer: RolloutTrainer, name: str) -> list[Any]:
     """The values of one training metric, step by step; None where a log lacks it."""
     return [log.get(name) for log in step_logs(trainer)]

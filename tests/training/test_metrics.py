@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
 from agentrl.testing.scripted import ScriptedGenerator
+from agentrl.training.clock import StepClock
 from agentrl.training.completions import CompletionLog, print_rows, readable, select_rows
 from agentrl.training.metrics import (
     MetricStore,
@@ -73,6 +75,35 @@ def test_tool_failures_are_a_share_of_the_calls():
         "tools/timeout_frequency": 0.25,
     }
     assert tool_metrics([record()])["tools/failure_frequency"] == 0.0
+
+
+def test_the_time_of_a_tool_is_a_share_of_all_time_in_rollouts():
+    metrics = tool_metrics(
+        [
+            replace(record(), sampling_seconds=2.0, tool_seconds={"search": 5.0, "add": 1.0}),
+            replace(record(), sampling_seconds=1.0, tool_seconds={"search": 1.0}),
+        ]
+    )
+    assert metrics["tools/time_share/search"] == pytest.approx(0.6)
+    assert metrics["tools/time_share/add"] == pytest.approx(0.1)
+
+
+def test_the_parts_of_a_step_make_up_its_time():
+    clock = StepClock()
+    with clock.part("rollouts"):
+        time.sleep(0.02)
+    with clock.part("rewards"):
+        time.sleep(0.01)
+    time.sleep(0.01)
+    metrics = clock.metrics()
+    parts = {name: metrics[f"step_time/{name}"] for name in ("rollouts", "rewards", "sync", "training")}
+    assert metrics["step_time"] == pytest.approx(sum(parts.values()))
+    assert parts["rollouts"] >= 0.02
+    assert parts["rewards"] >= 0.01
+    assert parts["training"] >= 0.01
+    assert parts["sync"] == 0.0
+    clock.begin()
+    assert clock.metrics()["step_time/rollouts"] == 0.0
 
 
 def test_retries_are_counted_for_each_rollout():

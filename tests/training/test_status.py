@@ -16,6 +16,7 @@ GOOD = {
     "reward": 0.5,
     "frac_reward_zero_std": 0.2,
     "tools/failure_frequency": 0.1,
+    "tools/time_share/search": 0.3,
     "completions/clipped_ratio": 0.05,
     "sampling/importance_sampling_ratio/mean": 1.01,
     "entropy": 0.8,
@@ -34,10 +35,15 @@ def test_a_run_that_goes_well_is_not_warned_of():
     [
         ("frac_reward_zero_std", 0.9, "equal in 90% of the groups", "dynamic_sampling_max_rounds"),
         ("tools/failure_frequency", 0.4, "40% of the tool calls fail, 10% did at first", "agentrl view"),
+        ("tools/time_share/search", 0.8, "80% of the time of rollouts is spent in the tool search", "max_concurrency"),
         ("completions/clipped_ratio", 0.5, "50% of the rollouts are cut", "max_completion_length"),
         ("sampling/importance_sampling_ratio/mean", 0.7, "ratio is 0.70", "docs/exactness.md"),
         ("entropy", 0.05, "fell from 0.800 to 0.050", "entropy_coef"),
         ("outcomes/env_failure", 0.1, "10% of the rollouts are lost", "journal"),
+    ],
+    ids=[
+        *("all rewards are equal", "tool failures rise", "one tool takes most of the time", "completions are cut"),
+        *("the ratio is off 1", "entropy collapses", "environments fail"),
     ],
 )
 def test_what_goes_wrong_is_told_with_what_to_do(metric, late, seen, advice):

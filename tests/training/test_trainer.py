@@ -476,7 +476,7 @@ def test_rollout_func_that_answers_wrongly_is_told(tmp_path):
 
 DOCUMENTED = [
     "num_tokens",
-    "step_time",
+    *("step_time", "step_time/rollouts", "step_time/rewards", "step_time/sync", "step_time/training"),
     "completions/mean_length",
     "completions/min_length",
     "completions/max_length",

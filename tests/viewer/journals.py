@@ -58,7 +58,7 @@ def turn_record(
     logprobs = [-0.1] * len(ids) if logprobs is None else logprobs
     calls = [{"type": "function", "function": {"name": r.call.name, "arguments": r.call.arguments}} for r in results]
     return TurnRecord(
-        turn=Turn(at, at + len(ids), FinishReason.STOP, tuple(results), seconds),
+        turn=Turn(at, at + len(ids), FinishReason.STOP, tuple(results), seconds, prefill=seconds / 4),
         sample=Sample(list(ids), list(logprobs), FinishReason.STOP, version),
         message={"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})},
         shown=bool(results),
@@ -80,7 +80,8 @@ async def play(
 ) -> Trajectory:
     """Enter a rollout with its turns; without an outcome it goes on being played."""
     entry = journal.enter(task)
-    entry.begin(prompt, list(prompt_ids))
+    entry.begin(prompt, list(prompt_ids), resetting=0.2)
+    entry.rewarding = 0.1
     for number, record in enumerate(turns):
         await entry.turn(number, record)
     trajectory = Trajectory(
@@ -139,7 +140,9 @@ async def _fill(folder: Path, steps: int, groups: int, members: int, draw: rando
             journal.add_advantages(played[first : first + members], [[(r - middle) / spread] for r in given])
         entropy = 1.2 * math.exp(-0.03 * step) + 0.02 * draw.random()
         known = {"loss": draw.gauss(0, 0.01), "entropy": entropy, "grad_norm": 0.5 + 0.1 * draw.random()}
-        known |= {"step_time": 9 + draw.random(), "sampling/importance_sampling_ratio/mean": 1 + draw.gauss(0, 1e-3)}
+        parts = {"rollouts": 5 + draw.random(), "rewards": 0.4, "sync": 0.2, "training": 3 + draw.random()}
+        known |= {f"step_time/{name}": seconds for name, seconds in parts.items()}
+        known |= {"step_time": sum(parts.values()), "sampling/importance_sampling_ratio/mean": 1 + draw.gauss(0, 1e-3)}
         journal.add_log(step + 1, known | {"clip_ratio/region_mean": 0.01 * draw.random()})
     journal.close()
 

@@ -64,6 +64,9 @@ def test_every_page_is_drawn(browser: Any, address: str, folders: list[Path], on
     page, complaints = open_page(browser, in_one_file(tmp_path, *folders) if one_file else address)
     assert page.locator(".runs tbody tr").count() == 2
     assert page.locator(".chart svg").count() >= 10
+    of_step, of_rollout = page.locator(".times .time").all_inner_texts()[:2]
+    assert all(part in of_step for part in ("rollouts", "rewards", "handing weights over", "training"))
+    assert all(part in of_rollout for part in ("reset", "prefill", "decode", "tools", "reward", "waiting"))
     settled(page, "#/rollouts")
     assert page.locator(".summary").inner_text().startswith("64 of 64 rollouts")
     settled(page, "#/group/0/0/1")

@@ -82,6 +82,8 @@ def test_a_rollout_is_shown_as_it_was_played(folder: Path) -> None:
     assert row["sampled"] == sum(content["rows"][0]["mask"])
     assert row["reward"] == pytest.approx(sum(content["rewards"].values()))
     assert row["calling"] == pytest.approx(content["turns"][0]["results"][0]["seconds"], abs=1e-4)
+    assert row["prefill"] == pytest.approx(row["sampling"] / 4, abs=1e-3)
+    assert (row["resetting"], row["rewarding"]) == (0.2, 0.1)
     assert row["tools"] == ["add"]
     assert row["advantage"] == content["advantages"][0]
     [part] = content["rows"]

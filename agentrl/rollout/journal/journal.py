@@ -185,6 +185,7 @@ class Entry:
     Attributes:
         id: Its number, once it is written.
         begun: Whether it was handed in.
+        rewarding: Seconds that the environment took for the reward; written with the end.
     """
 
     def __init__(self, writer: Writer, window: _Window, task: Task, attempt: int) -> None:
@@ -194,9 +195,16 @@ class Entry:
         self._attempt = attempt
         self.id: int | None = None
         self.begun = False
+        self.rewarding: float | None = None
 
-    def begin(self, prompt: Prompt, prompt_ids: Sequence[int]) -> None:
-        """Hand in the task, and the prompt as the model sees it. It is written before whatever comes later."""
+    def begin(self, prompt: Prompt, prompt_ids: Sequence[int], *, resetting: float | None = None) -> None:
+        """Hand in the task, and the prompt as the model sees it. It is written before whatever comes later.
+
+        Args:
+            prompt: The prompt.
+            prompt_ids: Its ids.
+            resetting: Seconds that it took to get there: an instance of the environment, `reset`, rendering.
+        """
         self.begun = True
         task, ids, started = self._task, list(prompt_ids), time.time()
 
@@ -216,6 +224,7 @@ class Entry:
                 prompt=dumps(prompt, images),
                 prompt_ids=pack_ids(ids),
                 started=started,
+                resetting=resetting,
             )
             _keep_images(connection, self.id, images)
 
@@ -248,6 +257,7 @@ class Entry:
                 added=None if following is None else following.added,
                 forks=None if following is None else following.forks,
                 seconds=turn.seconds,
+                prefill=turn.prefill,
                 at=at,
             )
             _keep_images(connection, self.id, images)
@@ -276,6 +286,7 @@ class Entry:
                 failure=None if failure is None else json.dumps(_plain(failure)),
                 extra=dumps(trajectory.extra, images),
                 reward=trajectory.reward,
+                rewarding=self.rewarding,
             )
             given = [(value, self.id, number) for value, number in listed if value is not None]
             connection.executemany("UPDATE turns SET listed_reward = ? WHERE rollout = ? AND number = ?", given)

@@ -195,8 +195,9 @@ def read_rollout(
 
 def _summary(row: sqlite3.Row, rank: int) -> RolloutSummary:
     plain = ("id", "run", "kind", "step", "weights_version", "group", "member", "environment", "attempt")
+    times = ("started", "ended", "resetting", "rewarding")
     return RolloutSummary(
-        **{name: row[name] for name in (*plain, "started", "ended", "reward", "turns", "sampled")},
+        **{name: row[name] for name in (*plain, *times, "reward", "turns", "sampled")},
         rank=rank,
         state=State(row["state"]),
         outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
@@ -216,8 +217,10 @@ def _turn(row: sqlite3.Row, image: Any) -> TurnRecord:
     version, updates = row["weights_version"], tuple((index, later) for index, later in json.loads(row["updates"]))
     span = row["start"], row["stop"], finish, results, row["seconds"], row["row"], row["listed_reward"]
     return TurnRecord(
-        turn=Turn(*span, weights_version=version, updates=updates),
-        sample=Sample(unpack_ids(row["ids"]), unpack_logprobs(row["logprobs"]), finish, version, updates),
+        turn=Turn(*span, weights_version=version, updates=updates, prefill=row["prefill"]),
+        sample=Sample(
+            unpack_ids(row["ids"]), unpack_logprobs(row["logprobs"]), finish, version, updates, row["prefill"]
+        ),
         message=loads(row["message"], image),
         shown=bool(row["shown"]),
         following=following,

@@ -118,6 +118,8 @@ class RolloutSummary:
         state: How far it is.
         started: When it began, in seconds since 1970.
         ended: When it ended.
+        resetting: Seconds before it began: an instance of the environment, `reset`, rendering.
+        rewarding: Seconds that the environment took for the reward.
         outcome: How it ended.
         limit: Which limit cut it.
         failure: What broke its environment.
@@ -141,6 +143,8 @@ class RolloutSummary:
     state: State
     started: float
     ended: float | None
+    resetting: float | None
+    rewarding: float | None
     outcome: Outcome | None
     limit: Limit | None
     failure: Failure | None

@@ -2,7 +2,7 @@
 
 One file a process: `_rollouts.db` in the run's folder, `_rollouts-K.db` of process K; `transformers` leaves names with
 an underscore out of what it pushes to the hub. Its header says that it is a journal (`application_id`) and of which
-version (`user_version`); one of another program, or of a newer agentrl, is refused.
+version (`user_version`); one of another program, or of another version, is refused.
 
 It is in WAL mode with `synchronous=NORMAL`: a commit is in the hands of the operating system when it returns. A process
 that is killed loses nothing that was committed. A machine that loses power may lose the last seconds, but the file
@@ -19,7 +19,7 @@ from agentrl.errors import ConfigurationError
 APPLICATION_ID = 0x61677274
 """`agrt`."""
 
-VERSION = 1
+VERSION = 2
 """Version of the tables below; raise it with every change of them."""
 
 BUSY_SECONDS = 5.0
@@ -55,6 +55,8 @@ CREATE TABLE rollouts (          -- one for each attempt at a task
     prompt_ids BLOB NOT NULL,
     started REAL NOT NULL,
     ended REAL,
+    resetting REAL,              -- seconds before `started`: an instance, `reset`, rendering
+    rewarding REAL,              -- seconds of `get_reward`
     outcome TEXT,
     "limit" TEXT,
     failure TEXT,                -- JSON: where, error, traceback
@@ -82,6 +84,7 @@ CREATE TABLE turns (
     added INTEGER,               -- tokens by which that lengthened the episode
     forks INTEGER,               -- whether it is the prompt of the next row
     seconds REAL NOT NULL,       -- spent sampling
+    prefill REAL,                -- of these, until the first id; NULL if the generator does not tell
     listed_reward REAL,
     at REAL NOT NULL,
     PRIMARY KEY (rollout, number)
@@ -124,7 +127,7 @@ def check_file(path: Path) -> None:
     """Check by its header that a file, if there is one, is a journal that this version can read.
 
     Raises:
-        ConfigurationError: It is another file, of a newer agentrl, or cannot be read.
+        ConfigurationError: It is another file, of a newer or older agentrl, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -204,8 +207,13 @@ def _check_kind(path: Path, application_id: int) -> None:
 def _check_version(path: Path, version: int) -> None:
     if version > VERSION:
         raise ConfigurationError(
-            f"{path} was written by a newer agentrl (journal version {version}; this one reads up to {VERSION}); "
+            f"{path} was written by a newer agentrl (journal version {version}; this one reads {VERSION}); "
             "install that one, or use another output_dir"
+        )
+    if 0 < version < VERSION:
+        raise ConfigurationError(
+            f"{path} was written by an older agentrl (journal version {version}; this one reads {VERSION}); "
+            "use another output_dir, and read that one with the agentrl that wrote it"
         )
 
 

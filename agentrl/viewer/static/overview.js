@@ -133,22 +133,38 @@ function logged(runs) {
 function times(runs, byRun) {
   const bars = runs.map((run) => {
     const rows = byRun.get(run.key).filter((row) => row.seconds !== null);
-    const total = (value) => (rows.length ? rows.reduce((sum, row) => sum + value(row), 0) / rows.length : 0);
-    const inRollout = [
-      { name: "sampling", size: total((row) => row.sampling), kind: "sampling" },
-      { name: "tools", size: total((row) => row.calling), kind: "calling" },
-      { name: "waiting, reward and the rest", size: total((row) => Math.max(0, row.seconds - row.sampling - row.calling)), kind: "rest" },
-    ];
-    const steps = perStep(rows).map(([, of]) => Math.max(...of.map((row) => row.ended)) - Math.min(...of.map((row) => row.started)));
-    const whole = mean((store.logs.get(run.key)?.step_time ?? []).map(([, y]) => y));
-    const rollouts = Math.min(mean(steps) ?? 0, whole ?? Infinity);
-    const inStep = [{ name: "rollouts", size: rollouts, kind: "rollouts" }];
-    if (whole !== null) inStep.push({ name: "training, resets and the rest", size: whole - rollouts, kind: "training" });
-    return [["of a step", inStep], ["of a rollout", inRollout]].map(([what, parts], i) =>
+    return [["of a step", ofStep(run)], ["of a rollout", rows.length ? ofRollout(rows) : []]].filter(([, parts]) => parts.length).map(([what, parts], i) =>
       el("div", { class: "time" }, i ? el("span") : el("span", {}, swatch(run), visible(nameOf(run))), el("span", { class: "facts" }, what),
         stackedBar(parts, seconds), el("span", { class: "facts" }, parts.map((part) => el("span", { class: "entry" }, el("span", { class: `swatch ${part.kind}` }), `${part.name} ${seconds(part.size)}`)))));
   });
   return el("div", { class: "times" }, bars, el("p", { class: "note" }, "Means. Of a turn's calls the slowest counts: they run side by side."));
+}
+
+/** Where the time of an optimizer step went, as its trainer measured it. */
+function ofStep(run) {
+  const logged = store.logs.get(run.key) ?? {};
+  return [["rollouts", "rollouts"], ["rewards", "rewarding"], ["sync", "syncing", "handing weights over"], ["training", "training"]]
+    .filter(([name]) => logged[`step_time/${name}`])
+    .map(([name, kind, title]) => ({ name: title ?? name, size: mean(logged[`step_time/${name}`].map(([, y]) => y)), kind }));
+}
+
+/** Where the time of a rollout went; its `seconds` begin after `reset`. */
+function ofRollout(rows) {
+  const total = (value) => rows.reduce((sum, row) => sum + value(row), 0) / rows.length;
+  const told = rows.some((row) => row.prefill !== null);
+  const inModel = told
+    ? [
+        { name: "prefill and its wait", size: total((row) => row.prefill ?? 0), kind: "prefill" },
+        { name: "decode", size: total((row) => row.sampling - (row.prefill ?? 0)), kind: "sampling" },
+      ]
+    : [{ name: "prefill and decode", size: total((row) => row.sampling), kind: "sampling" }];
+  return [
+    { name: "reset", size: total((row) => row.resetting ?? 0), kind: "resetting" },
+    ...inModel,
+    { name: "tools", size: total((row) => row.calling), kind: "calling" },
+    { name: "reward", size: total((row) => row.rewarding ?? 0), kind: "rewarding" },
+    { name: "waiting and the rest", size: total((row) => Math.max(0, row.seconds - row.sampling - row.calling - (row.rewarding ?? 0))), kind: "rest" },
+  ];
 }
 
 function configuration(run) {

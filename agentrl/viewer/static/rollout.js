@@ -56,7 +56,7 @@ function facts(row) {
   const entries = [
     ["Reward", number(row.reward)], ["Advantage", signed(row.advantage)], ["Step", `${number(row.step)}, ${row.kind}`], ["Group, member", `${row.group}, ${row.member}`],
     ["Turns", number(row.turns)], ["Sampled", `${number(row.sampled)} tokens`], ["Calls", row.failed ? `${row.calls}, ${row.failed} failed` : number(row.calls)],
-    ["Time", `${seconds(row.seconds)}: ${seconds(row.sampling)} sampling, ${seconds(row.calling)} tools`], ["Weights", number(row.weights_version)], ["Began", moment(row.started)],
+    ["Time", timing(row)], ["Weights", number(row.weights_version)], ["Began", moment(row.started)],
     row.environment && ["Environment", row.environment], row.attempt && ["Attempt", number(row.attempt + 1)],
   ].filter(Boolean);
   const named = run && store.runs.length > 1 ? [el("dt", {}, "Run"), el("dd", {}, swatch(run), visible(nameOf(run)))] : [];
@@ -104,4 +104,11 @@ function task(content) {
     section("Task", [["seed", content.seed], ...texts(content.columns)], ""),
     Object.keys(content.extra).length ? section("Further fields", texts(content.extra), "") : [],
   ];
+}
+
+/** Where the time of a rollout went, of what is known. */
+function timing(row) {
+  const parts = [["sampling", row.sampling], ["prefill", row.prefill], ["tools", row.calling], ["reset", row.resetting], ["reward", row.rewarding]];
+  const known = parts.filter(([, value]) => value !== null).map(([name, value]) => (name === "prefill" ? `of it ${seconds(value)} before the first tokens` : `${seconds(value)} ${name}`));
+  return `${seconds(row.seconds)}: ${known.join(", ")}`;
 }
