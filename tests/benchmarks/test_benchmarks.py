@@ -18,6 +18,7 @@ NO_LIMIT = ("--limit", "1000")
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a benchmark as a script; gives its exit code and the lines that it printed."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))  # as for any script: benchmarks import one another
 
     def run_script(name: str, *options: str) -> tuple[int, list[str]]:
         monkeypatch.setattr(sys, "argv", [name, *options])
@@ -133,7 +134,8 @@ def test_parity_table(capsys):
 
 @pytest.mark.slow
 def test_async_vs_sync(run):
-    code, lines = run("async_vs_sync.py", "--quick", "--steps", "3", "--staleness", "1", "--tool-ms", "5")
+    options = "--quick", "--split", "--steps", "3", "--sides", "sync", "1", "--tools", "0.01", "0.05", "0.01"
+    code, lines = run("async_vs_sync.py", *options)
     assert code == 0
     assert lines[-3].split()[:4] == ["seed", "staleness", "steps/min", "x"]
     assert [line.split()[:2] for line in lines[-2:]] == [["0", "sync"], ["0", "1"]]
@@ -141,7 +143,7 @@ def test_async_vs_sync(run):
 
 @pytest.mark.slow
 def test_scale_sim_prints_what_is_real_beside_what_it_makes_of_it(run):
-    code, lines = run("scale_sim.py", "--check", "--quick", "--steps", "3")
+    code, lines = run("scale_sim.py", "--check", "--quick", "--steps", "7", "--limit", "1000")
     assert code == 0
     assert [line.split()[0] for line in lines[-4:]] == ["staleness", "sync", "1", "4"]
 

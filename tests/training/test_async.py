@@ -269,7 +269,7 @@ def test_a_stale_token_has_its_ratio_against_what_was_recorded_and_a_fresh_one_a
     trainer = make("async_grpo", tmp_path)
     logps_N = torch.tensor([-0.6, -0.3, -1.1, -2.0], requires_grad=True)
     scores = Scores(logps_N, torch.zeros(4))
-    assert trainer.collector.on_policy
+    assert trainer.collector.baselines.on_policy
     old = trainer.old_logps(scores, batch)
     assert old is not None
     assert old.tolist() == pytest.approx([-0.5, -0.25, -1.1, -2.0])
