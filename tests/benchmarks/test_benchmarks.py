@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import runpy
@@ -179,3 +180,21 @@ def test_scale_sim_simulates_what_can_be_worked_out_by_hand():
         assert sim["simulate"](measured, layout).steps_a_minute == pytest.approx(steps[name]), name
     result = sim["simulate"](profile, sim["Layout"](1, 1, 1, 0))
     assert (result.trainer_busy, result.generator_busy) == (pytest.approx(7 / 22), pytest.approx(15 / 22))
+
+
+def test_vllm_long_tail_lets_nobody_through_before_all_who_are_there():
+    rounds = runpy.run_path(str(BENCHMARKS / "vllm_long_tail.py"))["Rounds"]
+    passed = []
+
+    async def rollout(meeting: object, name: str, times: int) -> None:
+        for number in range(times):
+            await meeting.meet()
+            passed.append((number, name))
+        meeting.leave()
+
+    async def play() -> None:
+        meeting = rounds(3)
+        await asyncio.wait_for(asyncio.gather(*(rollout(meeting, name, len(name)) for name in ("a", "bb", "ccc"))), 10)
+
+    asyncio.run(play())
+    assert [number for number, _ in passed] == [0, 0, 0, 1, 1, 2]
