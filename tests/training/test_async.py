@@ -412,6 +412,19 @@ def test_a_stream_is_read_ahead_but_once(tmp_path):
 
 # Everything else goes on working -------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_all_that_the_trainer_which_is_not_async_logs_is_logged_and_only_async_metrics_besides(algorithm, tmp_path):
+    def names(kind: str, **options: Any) -> set[str]:
+        trainer = make(kind, tmp_path / kind, environment=True, max_steps=3, beta=0.1, **options)
+        trainer.train()
+        return {name for log in trainer.state.log_history for name in log}
+
+    usual, ahead = names(algorithm), names(f"async_{algorithm}", max_staleness=1)
+    assert usual - ahead <= ROUNDED  # of fresh tokens only, and there need be none
+    assert {name for name in ahead - usual if not name.startswith("async/")} == set()
+
+
 OBJECTIVES: dict[str, dict[str, Any]] = {
     **{loss: {"loss_type": loss} for loss in sorted(AGGREGATIONS)},
     "sequence level": {"importance_sampling_level": "sequence"},
