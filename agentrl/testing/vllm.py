@@ -14,12 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import agentrl
-
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(agentrl.__file__).parents[1]),
+    "PYTHONPATH": str(Path(__file__).parents[2]),
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes most of the memory
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
