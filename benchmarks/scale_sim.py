@@ -5,12 +5,16 @@ generator replica with others (a decode step takes `step_base + step_per_row * r
 and tools, which take what they take. A window is trained on when all its rollouts have ended; a window starts when the
 weights are at most `staleness` steps older than those that will train on it.
 
-- `--check` measures the demo's agent with slow tools on this machine (`async_vs_sync.py`: what turns, tools and
-  optimizer steps take), simulates that, and prints predicted beside real optimizer steps a minute.
+- `--check` trains the demo's agent on this machine with tools that wait (`async_vs_sync.py`), in step and ahead, and
+  prints optimizer steps a minute beside simulated ones. These are told how long turns, tools and training took:
+  "predicted" in the run in step, "own times" in the very run that they stand beside. The second shows whether the
+  simulation puts the parts together right, also on a machine whose speed changes; exit code 1 if one of them is further
+  off than `--limit`.
 - Without it, a model of 70B on up to 1,024 GPUs is simulated. Its figures are assumptions, written in `GPU_PROFILE`,
   not measurements: no GPU was at hand. Replace them by your own (`--profile FILE`, JSON with the fields of `Profile`).
 
-    OMP_NUM_THREADS=1 python benchmarks/scale_sim.py [--check] [--profile FILE] [--gpus 16 64 256 1024] [--rows 2048]
+    OMP_NUM_THREADS=1 python benchmarks/scale_sim.py --check [--games 32] [--steps 25] [--limit 1.2]
+    python benchmarks/scale_sim.py [--profile FILE] [--gpus 16 64 256 1024] [--rows 2048]
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ import heapq
 import json
 import math
 import random
+import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+CHECKED = "{:>9} {:>10} {:>10} {:>6} {:>10} {:>6}   {}"
 TURN_OVERHEAD = 1
 """Decode steps' worth of time for prefilling what is new in a turn."""
 
@@ -68,11 +74,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Result:
-    """Attributes: optimizer steps a minute, and the shares of the time that trainers and replicas were at work."""
+    """What a layout makes of a profile.
+
+    Attributes:
+        steps_a_minute: Optimizer steps.
+        trainer_busy: Share of the time that trainers were at work.
+        generator_busy: The same of replicas.
+        turn_seconds: Mean time from asking for a turn to having it.
+    """
 
     steps_a_minute: float
     trainer_busy: float
     generator_busy: float
+    turn_seconds: float
 
 
 @dataclass(eq=False)
@@ -80,6 +94,7 @@ class Rollout:
     window: int
     turns: list[tuple[float, float]]
     replica: Replica
+    asked: float
     turn: int = 0
 
 
@@ -118,14 +133,15 @@ class Replica:
         return self.now + (self.running[0][0] - self.steps) * self.step_seconds if self.running else math.inf
 
 
-def simulate(profile: Profile, layout: Layout, *, windows: int = 12, seed: int = 0) -> Result:
-    """Play and train `windows` windows; the first quarter is left out of the figures."""
+def simulate(profile: Profile, layout: Layout, *, windows: int = 15, warm: int = 5, seed: int = 0) -> Result:
+    """Play and train so many windows; the first ones, until it runs evenly, are left out of the figures."""
     draw, order = random.Random(seed), count()
     replicas = [Replica(profile) for _ in range(layout.replicas)]
     events: list[tuple[float, int, Any, int]] = []
     left: dict[int, int] = {}
     version = started = 0
     training, trained_seconds = False, 0.0
+    turns, turn_seconds = 0, 0.0
     train_seconds = profile.train_base + profile.train_row * layout.rows / layout.trainers + profile.sync
     marks: list[tuple[float, float, float]] = []  # at each end of a step: time, trainer's and generators' busy seconds
 
@@ -143,7 +159,7 @@ def simulate(profile: Profile, layout: Layout, *, windows: int = 12, seed: int =
             for _ in range(layout.rows):
                 replica = min(replicas, key=lambda r: r.load) if len(replicas) > 1 else replicas[0]
                 replica.load += 1
-                replica.waiting.append(Rollout(started, draw.choice(profile.rollouts), replica))
+                replica.waiting.append(Rollout(started, draw.choice(profile.rollouts), replica, now))
             started += 1
         for replica in replicas:
             replica.advance(now)
@@ -158,12 +174,14 @@ def simulate(profile: Profile, layout: Layout, *, windows: int = 12, seed: int =
             marks.append((now, trained_seconds, sum(r.busy for r in replicas) / len(replicas)))
             start_windows(now)
         elif isinstance(what, Rollout):  # its tools have answered
+            what.asked = now
             what.replica.advance(now)
             what.replica.waiting.append(what)
             changed(what.replica)
         elif what.changes == stamp and math.isfinite(now):
             what.advance(now)
             rollout = heapq.heappop(what.running)[2]
+            turns, turn_seconds = turns + 1, turn_seconds + now - rollout.asked
             tools = rollout.turns[rollout.turn][1]
             rollout.turn += 1
             if rollout.turn < len(rollout.turns):
@@ -175,10 +193,10 @@ def simulate(profile: Profile, layout: Layout, *, windows: int = 12, seed: int =
         if not training and left.get(version) == 0:
             training = True
             push(now + train_seconds, "trained")
-    first, last = marks[windows // 4], marks[-1]
+    first, last = marks[warm - 1], marks[-1]
     seconds = last[0] - first[0]
-    steps = len(marks) - 1 - windows // 4
-    return Result(60 * steps / seconds, (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds)
+    busy = (last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds
+    return Result(60 * (windows - warm) / seconds, *busy, turn_seconds / turns)
 
 
 def drawn_rollouts(count_: int = 4000) -> list[list[tuple[float, float]]]:
@@ -228,23 +246,43 @@ def table_of_gpus(profile: Profile, gpus: list[int], rows: int) -> None:
         print(f"{number:>6}  " + "  ".join(f"{cell:>22}" for cell in cells), flush=True)
 
 
-def check(options: argparse.Namespace) -> None:
-    """Measure on this machine, simulate that, and print both."""
+def check(options: argparse.Namespace) -> int:
+    """Measure on this machine, simulate that, and print both; 1 if they are too far apart."""
     import async_vs_sync
 
-    options.agent, options.tool_ms = async_vs_sync.make_agent(options.quick), 200.0
-    real = {side: async_vs_sync.measure(side, 0, options) for side in (async_vs_sync.SYNC, "1", "4")}
-    measured = real[async_vs_sync.SYNC]
-    base, per_row = decode_steps(options.agent, measured["rows"])
-    profile = Profile(measured["rollouts"], base, per_row, measured["train_seconds"] / measured["rows"])
-    print(f"a decode step: {1000 * base:.2f} ms + {1000 * per_row:.3f} ms a row")
-    print(f"an optimizer step without its rollouts: {measured['train_seconds']:.2f} s")
-    print("staleness  real steps/min  simulated  ratio")
-    for side, result in real.items():
-        layout = Layout(1, 1, measured["rows"], 0 if side == async_vs_sync.SYNC else int(side))
-        simulated = simulate(profile, layout, windows=options.steps).steps_a_minute
-        steps = result["steps_a_minute"]
-        print(f"{side:>9}  {steps:14.1f}  {simulated:9.1f}  {simulated / steps:5.2f}")
+    rows, group = (8, 4) if options.quick else (options.games, 8)
+    # A policy that hardly learns plays alike from the first step to the last.
+    setting = async_vs_sync.Setting(
+        async_vs_sync.make_agent(options.quick), rows, group, options.steps, 1e-7, tuple(options.tools)
+    )
+    step = decode_steps(setting.agent, rows)
+    real = {side: async_vs_sync.measure(side, 0, setting) for side in (async_vs_sync.SYNC, "1", "4")}
+    print("seconds: of a decode step with all rows, of a turn, of what else a turn takes, of training on a window")
+    print(CHECKED.format("staleness", "steps/min", "predicted", "ratio", "own times", "ratio", "seconds"))
+    worst, first = 1.0, None
+    for side, run in real.items():
+        layout = Layout(1, 1, rows, 0 if side == async_vs_sync.SYNC else int(side))
+        length = {"windows": options.steps, "warm": options.steps - run.timed}
+        own = fitted(run, step, layout, length)
+        first = first or own
+        steps = [simulate(profile, layout, **length).steps_a_minute for profile in (first, own)]
+        ratios = [value / run.steps_a_minute for value in steps]
+        worst = max(worst, ratios[1], 1 / ratios[1])
+        decode = own.step_base + own.step_per_row * rows
+        seconds = decode, run.turn_seconds, run.other_seconds, run.train_seconds
+        cells = [text for pair in zip(steps, ratios, strict=True) for text in (f"{pair[0]:.1f}", f"{pair[1]:.2f}")]
+        print(CHECKED.format(side, f"{run.steps_a_minute:.1f}", *cells, " ".join(f"{value:.3f}" for value in seconds)))
+    return int(worst > options.limit)
+
+
+def fitted(run: Any, step: tuple[float, float], layout: Layout, length: dict[str, int]) -> Profile:
+    """The profile of a real run; the decode step is made as long as turns say that it was on this machine then."""
+    rollouts = [[(tokens, tools + run.other_seconds) for tokens, tools in turns] for turns in run.rollouts]
+    profile = Profile(rollouts, *step, run.train_seconds / layout.rows)
+    for _ in range(8):
+        scale = run.turn_seconds / simulate(profile, layout, **length).turn_seconds
+        profile = replace(profile, step_base=profile.step_base * scale, step_per_row=profile.step_per_row * scale)
+    return profile
 
 
 def decode_steps(agent: Path, rows: int, tokens: int = 60) -> tuple[float, float]:
@@ -274,21 +312,24 @@ def decode_steps(agent: Path, rows: int, tokens: int = 60) -> tuple[float, float
     return seconds[1] - per_row, per_row
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="against real runs on this machine")
+    parser.add_argument("--games", type=int, default=32, help="rows of a step, with --check")
+    parser.add_argument("--steps", type=int, default=25, help="of each real run, with --check")
+    parser.add_argument("--tools", type=float, nargs=3, default=[0.5, 2.0, 0.3], help="see async_vs_sync.py")
+    parser.add_argument("--limit", type=float, default=1.2, help="wanted: simulated over real, or real over simulated")
+    parser.add_argument("--quick", action="store_true", help="with --check: a tiny agent and few games")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--gpus", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=16, help="of each real run, with --check")
-    parser.add_argument("--quick", action="store_true", help="with --check: a tiny agent and few games")
     options = parser.parse_args()
     if options.check:
-        check(options)
-        return
+        return check(options)
     given = json.loads(options.profile.read_text()) if options.profile else GPU_PROFILE
     table_of_gpus(Profile(**{"rollouts": drawn_rollouts(), **given}), options.gpus, options.rows)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

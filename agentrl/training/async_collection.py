@@ -188,7 +188,7 @@ class AsyncCollector(Collector):
             metrics.add("async/staleness/max", max(self._staleness), how="max")
         metrics.add("async/trainer_wait", self._waited)
         metrics.add("async/sync_time", self._syncing)
-        metrics.add("async/generator_idle", 1 - (asked - self._asked) / max(now - self._begun, 1e-9))
+        metrics.add("async/generator_idle", max(0.0, 1 - (asked - self._asked) / max(now - self._begun, 1e-9)))
         metrics.add("async/queue_depth", sum(len(ahead.play.finished) for ahead in self._ahead.values()))
         self.restart_clocks()
 

@@ -8,8 +8,8 @@ has no targets.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any
 
@@ -21,32 +21,28 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixi
 from agentrl.chat.renderer import Renderer
 from agentrl.chat.template import tokenizer_of
 from agentrl.errors import ConfigurationError
-from agentrl.generation.base import Generator, Phased, Probed
+from agentrl.generation.base import Generator, Phased
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.endpoint.programs import Agent
-from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.failures import FailurePolicy
-from agentrl.rollout.limits import Limits
-from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
+from agentrl.training.baselines import Baselines, evaluating
 from agentrl.training.batching import MicroBatch
 from agentrl.training.checks import common_columns
 from agentrl.training.clock import StepClock
 from agentrl.training.completions import CompletionLog, pictures_of, readable
 from agentrl.training.custom_rollouts import play_custom
 from agentrl.training.draws import Discarded, Draw, Redraw
-from agentrl.training.generators import generator_of, samples_the_policy, sampling_of, unscored
+from agentrl.training.engines import engine_of
+from agentrl.training.generators import generator_of, samples_the_policy, sampling_of
 from agentrl.training.loading import declared_eos_ids
 from agentrl.training.metrics import RolloutRecord, make_record
 from agentrl.training.preemption import Preempted
-from agentrl.training.preparation import has_dropout
 from agentrl.training.recording import Recorder
-from agentrl.training.reference import make_reference
 from agentrl.training.rewards import RewardSet
-from agentrl.training.sampler_check import UPDATES_CHECKED, differences, judge, probe_ids, probe_params
+from agentrl.training.sampler_check import SamplerCheck
 from agentrl.training.scoring import Scores, score
 from agentrl.training.sharding import WholeCopy, is_sharded
 from agentrl.training.windows import (
@@ -151,29 +147,14 @@ class Collector:
         exact = rollout_func is None and samples_the_policy(self.generator, args, policy)
         self.corrects_sampler = corrects_sampler and not exact
         self.sampling = dataclasses.replace(sampling_of(args), suppress_tokens=self.renderer.never_sampled)
-        self.engine = RolloutEngine(
+        self.engine = engine_of(
+            args,
             self.generator,
             self.renderer,
+            self.sampling,
             tools=tools,
             environments=environment_factory,
-            limits=Limits(
-                max_completion_length=args.max_completion_length,
-                max_context=self.generator.max_context,
-                max_tool_iterations=args.max_tool_calling_iterations,
-                rollout_timeout=args.rollout_timeout,
-            ),
-            sampling=self.sampling,
-            failures=FailurePolicy(
-                retries=args.environment_retries,
-                delay=args.environment_retry_delay,
-                max_rate=args.max_failure_rate,
-                window=args.failure_window,
-            ),
-            environment_timeout=args.environment_timeout,
-            tool_policy=ToolPolicy(timeout=args.tool_timeout),
-            tool_max_failures=args.tool_max_failures,
             journal=recorder.journal,
-            max_concurrency=getattr(args, "max_concurrency", None),
             agent=agent,
         )
         pool = self.engine.environments
@@ -191,16 +172,21 @@ class Collector:
         )
         self.rewards.to(args.device)
         self.engine.hands_over_environments = self.rewards.see_environments
-        self.reference = make_reference(model, args.beta, trainer)
+        self.baselines = Baselines(
+            trainer,
+            args,
+            model,
+            self.sampling,
+            needs_kl=needs_kl,
+            corrects_sampler=self.corrects_sampler,
+            together=self._whole is not None,
+        )
         self.score_options: dict[str, bool] = {}
         self.arranger = Arranger(
             model, args, pad_token_id=self.tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
-        comparable = (
-            isinstance(self.generator, Probed) and not unscored(args) and not args.vllm_structured_outputs_regex
-        )
-        self._updates_checked = 0 if comparable else UPDATES_CHECKED
+        self._check = SamplerCheck(trainer, args, model, self.generator, self.tokenizer, self.sampling, self.engine)
 
     def collect(
         self,
@@ -252,7 +238,7 @@ class Collector:
             for trajectory, record in zip(draw.trajectories, draw.records, strict=True)
         ]
         rows = self.arranger.exchange(played, mine, plan, moved=bool(together))
-        micro_batches = [self._score_baselines(self.arranger.lay_out([rows[r] for r in part])) for part in plan]
+        micro_batches = [self.baselines.score(self.arranger.lay_out([rows[r] for r in part])) for part in plan]
         kl_R = self._gather_kl(micro_batches, plan, len(everywhere))
         advantages = self._advantages(rewards, kl_R)
         self.recorder.add_advantages(draw.trajectories, advantages[mine])
@@ -266,9 +252,6 @@ class Collector:
             dataclasses.replace(batch, advantages_R=advantages[torch.tensor(part, dtype=torch.int64)])
             for batch, part in zip(micro_batches, plan, strict=True)
         ]
-        log = CompletionLog(extra=draw.columns)
-        if self.args.log_completions:
-            self._fill(log, draw, advantages[mine].tolist())
         metrics = window_metrics(everywhere, rewards, self._signals(rewards), kl_R, tools=self.engine.offers_tools)
         if redraw is not None and everywhere:
             metrics |= discarded.metrics(rewards.total_R.tolist())
@@ -279,7 +262,7 @@ class Collector:
             metrics=metrics | self.rewards.metrics([record.rewards for record in everywhere]),
             own_metrics=draw.own_metrics,
             tokens_seen=sum(record.tokens for record in everywhere) + discarded.tokens,
-            log=log,
+            log=self._log(draw, advantages[mine].tolist()),
         )
 
     def _prepare_generator(self) -> None:
@@ -376,9 +359,8 @@ class Collector:
             self.generator.sync(self._synced)
         if isinstance(self.generator, Phased):
             self.generator.wake()
-        if updated and self._updates_checked < UPDATES_CHECKED:
-            self._updates_checked += 1
-            self._check_sampler()
+        if updated:
+            self._check.after_update()
 
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
         with self.clock.part("rollouts"):
@@ -387,61 +369,12 @@ class Collector:
             with evaluating(self.model):  # once; a generator that finds a module in training switches it every step
                 return self.engine.run(tasks)
 
-    def _check_sampler(self) -> None:
-        """Refuse to go on if the generator's own weights are not the policy's."""
-        generator = self.generator
-        assert isinstance(generator, Probed)
-        ids = probe_ids(self.tokenizer, generator.max_context)
-        params = probe_params(self.sampling, ids, generator.max_context)
-        samples = self.engine.await_(generator.probe(ids, params))
-        with self.trainer.compute_loss_context_manager(), evaluating(self.model):
-            found = {name: differences(self.model, ids, sample, params) for name, sample in samples.items()}
-        single = not (self.args.bf16 or self.args.fp16) and self.model.dtype == torch.float32
-        judge(found, exact=generator.exact and single)
-
     # Laying out and scoring ---------------------------------------------------------------------------------
 
     def _is_trained(self, trajectory: Trajectory, record: RolloutRecord) -> bool:
         if not trajectory.outcome.is_signal or not record.scored:
             return False
         return not (self.args.mask_truncated_completions and trajectory.truncated)
-
-    def _score_baselines(self, batch: MicroBatch) -> MicroBatch:
-        """Score a micro-batch under the policy that sampled it and under the reference, where they are needed."""
-        trainer = self.trainer
-        old_N = ref_N = None
-        device = self.args.device
-        if not batch.tokens and self._whole is None:  # a pass through sharded weights takes all processes
-            empty = torch.zeros(0)
-            return dataclasses.replace(
-                batch,
-                old_logps_N=empty if self._needs_old_logps else None,
-                ref_logps_N=empty if self.reference is not None else None,
-            )
-        with torch.no_grad(), trainer.compute_loss_context_manager():
-            if self._needs_old_logps:
-                with evaluating(self.model):
-                    old_N = score(self.model, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
-            if self.reference is not None:
-                with self.reference.active(self.model) as reference:
-                    ref_N = score(reference, batch.to(device), self.sampling, with_entropy=False).logps_N.cpu()
-        return dataclasses.replace(batch, old_logps_N=old_N, ref_logps_N=ref_N)
-
-    @property
-    def on_policy(self) -> bool:
-        """Whether the policy that sampled a window is the one that is trained on all of it.
-
-        When whole windows fit into each optimizer step, nothing is learned between sampling and the backward pass.
-        """
-        args = self.args
-        assert args.steps_per_generation is not None
-        return args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-
-    @property
-    def _needs_old_logps(self) -> bool:
-        """Whether the scores of the backward pass cannot stand for those of the policy that sampled."""
-        # Dropout is off while sampling; with it, a training pass differs from the sampler by more than rounding.
-        return not self.on_policy or self._needs_kl or (self.corrects_sampler and has_dropout(self.model))
 
     # Over all processes -------------------------------------------------------------------------------------
 
@@ -482,27 +415,19 @@ class Collector:
         everywhere = dict(gather_object(local) if self.args.world_size > 1 else local)
         return torch.tensor([everywhere[number] for number in range(rows)])
 
-    def _fill(self, log: CompletionLog, draw: Draw, advantages: list[float]) -> None:
-        """Make this process's rows readable and put them together with those of the others, in process order."""
-        log.prompts = [readable(t.prompt) for t in draw.trajectories]
-        log.completions = [readable(t.completion) for t in draw.trajectories]
-        log.rewards = {name: [row[i] for row in draw.rewards] for i, name in enumerate(self.rewards.names)}
-        log.advantages = advantages
-        if self.args.log_multimodal and self.renderer.sees_images:
-            log.extra["images"] = [pictures_of(t) for t in draw.trajectories]
-        if self.args.world_size > 1:
-            parts = gather_object([log])
-            log.clear()
-            for part in parts:
-                log.extend(part)
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for a while."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
+    def _log(self, draw: Draw, advantages: list[float]) -> CompletionLog:
+        """The readable rows of all processes, if they are wanted, in process order."""
+        log = CompletionLog(extra=draw.columns)
+        if self.args.log_completions:
+            log.prompts = [readable(t.prompt) for t in draw.trajectories]
+            log.completions = [readable(t.completion) for t in draw.trajectories]
+            log.rewards = {name: [row[i] for row in draw.rewards] for i, name in enumerate(self.rewards.names)}
+            log.advantages = advantages
+            if self.args.log_multimodal and self.renderer.sees_images:
+                log.extra["images"] = [pictures_of(t) for t in draw.trajectories]
+            if self.args.world_size > 1:
+                parts = gather_object([log])
+                log.clear()
+                for part in parts:
+                    log.extend(part)
+        return log

@@ -18,10 +18,15 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, distributed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from agentrl.errors import GenerationError
-from agentrl.generation.base import SamplingParams
+from agentrl.generation.base import Generator, Probed, SamplingParams
 from agentrl.generation.sampling import first_occurrence, process_logits, seen_before, settings
+from agentrl.rollout.engine import RolloutEngine
+from agentrl.training.arguments import RolloutConfig
+from agentrl.training.baselines import evaluating
+from agentrl.training.generators import unscored
 from agentrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -31,6 +36,57 @@ EXACT = 1e-4
 ROUGH = 0.2
 TEXT = "Sampler and trainer are to agree on this: 1, 2, 3, 5, 8, 13."
 TOKENS = 16
+
+
+class SamplerCheck:
+    """Compares the logprobs of samplers and trainer after the first updates.
+
+    Generators without weights of their own are not asked, nor are those that draw otherwise than the trainer scores.
+
+    Args:
+        trainer: Gives the mixed-precision context.
+        args: The configuration.
+        model: The policy.
+        generator: What samples.
+        tokenizer: Makes the probe.
+        sampling: How turns are drawn.
+        engine: Its loop asks the generator.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        args: RolloutConfig,
+        model: PreTrainedModel,
+        generator: Generator,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: SamplingParams,
+        engine: RolloutEngine,
+    ) -> None:
+        self._trainer, self._args, self._model = trainer, args, model
+        self._generator, self._engine = generator, engine
+        self._tokenizer, self._sampling = tokenizer, sampling
+        comparable = not unscored(args) and not args.vllm_structured_outputs_regex
+        self._left = UPDATES_CHECKED if comparable and isinstance(generator, Probed) else 0
+
+    def after_update(self) -> None:
+        """Refuse to go on if the generator's own weights are not the policy's; every process calls this.
+
+        Raises:
+            GenerationError: They are not.
+        """
+        if not self._left:
+            return
+        self._left -= 1
+        generator = self._generator
+        assert isinstance(generator, Probed)
+        ids = probe_ids(self._tokenizer, generator.max_context)
+        params = probe_params(self._sampling, ids, generator.max_context)
+        samples = self._engine.await_(generator.probe(ids, params))
+        with self._trainer.compute_loss_context_manager(), evaluating(self._model):
+            found = {name: differences(self._model, ids, sample, params) for name, sample in samples.items()}
+        single = not (self._args.bf16 or self._args.fp16) and self._model.dtype == torch.float32
+        judge(found, exact=generator.exact and single)
 
 
 def probe_ids(tokenizer: Any, max_context: int | None) -> list[int]:

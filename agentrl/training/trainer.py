@@ -148,7 +148,7 @@ class RolloutTrainer(LifeCycle):
             interruptible=self.preemption.interruptible,
             datasets=played,
         )
-        self.regularization = Regularization(args, model, self.collector.reference)
+        self.regularization = Regularization(args, model, self.collector.baselines.reference)
         self.collector.score_options = self.regularization.score_options
         for callback in self.regularization.callbacks:
             self.add_callback(callback)
@@ -375,7 +375,7 @@ class RolloutTrainer(LifeCycle):
 
     def old_logps(self, scores: Scores, batch: MicroBatch) -> Tensor | None:
         """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
-        return old_logps(scores, batch, on_policy=self.collector.on_policy)
+        return old_logps(scores, batch, on_policy=self.collector.baselines.on_policy)
 
     def _note(self, window: Window, *, train: bool) -> None:
         """Add a window's metrics and completions to what the next log shows."""

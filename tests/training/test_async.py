@@ -272,7 +272,7 @@ def test_a_stale_token_has_its_ratio_against_what_was_recorded_and_a_fresh_one_a
     trainer = make("async_grpo", tmp_path)
     logps_N = torch.tensor([-0.6, -0.3, -1.1, -2.0], requires_grad=True)
     scores = Scores(logps_N, torch.zeros(4))
-    assert trainer.collector.on_policy
+    assert trainer.collector.baselines.on_policy
     old = trainer.old_logps(scores, batch)
     assert old is not None
     assert old.tolist() == pytest.approx([-0.5, -0.25, -1.1, -2.0])
@@ -414,6 +414,19 @@ def test_a_stream_is_read_ahead_but_once(tmp_path):
 
 
 # Everything else goes on working -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_all_that_the_trainer_which_is_not_async_logs_is_logged_and_only_async_metrics_besides(algorithm, tmp_path):
+    def names(kind: str, **options: Any) -> set[str]:
+        trainer = make(kind, tmp_path / kind, environment=True, max_steps=3, beta=0.1, **options)
+        trainer.train()
+        return {name for log in trainer.state.log_history for name in log}
+
+    usual, ahead = names(algorithm), names(f"async_{algorithm}", max_staleness=1)
+    assert usual - ahead <= ROUNDED  # of fresh tokens only, and there need be none
+    assert {name for name in ahead - usual if not name.startswith("async/")} == set()
+
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     **{loss: {"loss_type": loss} for loss in sorted(AGGREGATIONS)},

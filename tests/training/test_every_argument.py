@@ -25,7 +25,7 @@ from agentrl.training.trainer import RolloutTrainer
 
 AGENTRL = Path(agentrl.__file__).parent
 TRANSFORMERS = Path(transformers.__file__).parent
-ARGUMENTS = AGENTRL / "training" / "arguments.py"
+ARGUMENTS = [AGENTRL / "training" / name for name in ("arguments.py", "async_arguments.py")]
 
 READERS = ["training_args.py", "trainer_callback.py", "trainer_optimizer.py", "modelcard.py", "debug_utils.py"]
 READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "integrations/neftune.py"]
@@ -56,9 +56,9 @@ def own_reads() -> set[str]:
     """What agentrl reads; of the configurations themselves, only what their properties read."""
     found = set(COMMON)  # read by name, in `sampling_of`
     for path in AGENTRL.rglob("*.py"):
-        if path != ARGUMENTS:
+        if path not in ARGUMENTS:
             found |= reads(path.read_text(encoding="utf-8"))
-    for node in ast.walk(ast.parse(ARGUMENTS.read_text(encoding="utf-8"))):
+    for node in (node for path in ARGUMENTS for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
         if isinstance(node, ast.FunctionDef) and "property" in map(ast.unparse, node.decorator_list):
             found |= reads(node) if node.name in found else set()
     return found
@@ -104,6 +104,7 @@ MAPPED = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "use_transformers_paged": "use_transformers_continuous_batching",
     "vllm_importance_sampling_cap": "vllm_importance_sampling_clip_max",
+    "dtype": "model_init_kwargs",
 }
 
 

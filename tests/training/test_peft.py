@@ -103,8 +103,8 @@ def test_n07_a_step_changes_what_the_generator_says(tmp_path):
 def test_the_reference_is_the_model_below_the_adapters(kind, tmp_path):
     """At the first step a new adapter is the base, so the KL is 0; then it grows. No second model is held."""
     trainer = peft_trainer(kind, tmp_path, beta=0.1, max_steps=4)
-    assert trainer.collector.reference is not None
-    assert trainer.collector.reference.copy is None
+    assert trainer.collector.baselines.reference is not None
+    assert trainer.collector.baselines.reference.copy is None
     trainer.train()
     kl = logged(trainer, "kl")
     assert kl[0] == pytest.approx(0.0, abs=1e-7)

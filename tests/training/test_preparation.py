@@ -55,7 +55,7 @@ def test_the_dropout_of_adapters_is_disabled_too():
 def test_policy_and_reference_have_no_dropout(tmp_path):
     model = small_model(attention_dropout=0.5)
     trainer = make_trainer("grpo", tmp_path, model=model, disable_dropout=True, beta=0.1, generator=local, max_steps=1)
-    reference = trainer.collector.reference.copy
+    reference = trainer.collector.baselines.reference.copy
     torch.testing.assert_close(reference.train()(IDS).logits, reference.eval()(IDS).logits)
     trainer.train()
     assert logged(trainer, "kl") == [pytest.approx(0.0, abs=1e-6)]
@@ -98,7 +98,7 @@ def test_generator_trainer_and_reference_agree(tmp_path):
     model = small_model(tie_word_embeddings=False).to(torch.bfloat16)
     options = {"generator": local, "cast_lm_head_to_fp32": True, "beta": 0.1, "max_steps": 1}
     trainer = make_trainer("grpo", tmp_path, model=model, **options)
-    assert trainer.collector.reference.copy.lm_head.weight.dtype is torch.float32
+    assert trainer.collector.baselines.reference.copy.lm_head.weight.dtype is torch.float32
     trainer.train()
     assert logged(trainer, "sampling/sampling_logp_difference/max")[0] < 1e-4
     assert logged(trainer, "kl") == [pytest.approx(0.0, abs=1e-6)]

@@ -79,7 +79,7 @@ def test_a_synchronised_reference_is_the_documented_mixture(algorithm, tmp_path)
     for step in (2, 4):
         policy = record.policies[step - 1]
         expected = {name: 0.6 * policy[name] + (1 - 0.6) * expected[name] for name in expected}
-    mixed = dict(trainer.collector.reference.copy.named_parameters())
+    mixed = dict(trainer.collector.baselines.reference.copy.named_parameters())
     assert distance(mixed, expected) < 1e-6
     assert distance(mixed, record.policies[-1]) > 1e-4
     kl = logged(trainer, "kl")
@@ -88,7 +88,7 @@ def test_a_synchronised_reference_is_the_documented_mixture(algorithm, tmp_path)
 
 def test_a_synchronised_reference_is_part_of_a_checkpoint(tmp_path):
     whole, resumed = whole_and_resumed(tmp_path, at=3, steps=5, **SYNC)
-    states = [dict(trainer.collector.reference.copy.state_dict()) for trainer in (whole, resumed)]
+    states = [dict(trainer.collector.baselines.reference.copy.state_dict()) for trainer in (whole, resumed)]
     assert distance(*states) == 0.0
     assert distance(weights(whole), weights(resumed)) == 0.0
     assert logged(resumed, "kl")[3:] == logged(whole, "kl")[3:]

@@ -211,7 +211,7 @@ def test_later_iterations_are_off_policy_and_clipped(tmp_path):
 
 def test_kl_starts_at_zero_and_grows(tmp_path):
     trainer = make(GRPOTrainer, tmp_path, config={"beta": 0.1, "learning_rate": 0.05, "max_steps": 3})
-    reference = trainer.collector.reference.copy
+    reference = trainer.collector.baselines.reference.copy
     before = {n: p.clone() for n, p in reference.named_parameters()}
     trainer.train()
     kl = logged(trainer, "kl")
