@@ -41,6 +41,7 @@ TEMPLATES = {
     "gemma3": "gemma3",
     "gemma4": "gemma4_v5",
     "idefics3": "idefics3",
+    "smolvlm": "smolvlm",
     "llava_next": "llava_next",
 }
 """Each family's own template, by its name in trl (Apache-2.0), a development dependency."""
