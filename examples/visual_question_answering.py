@@ -2,8 +2,7 @@
 
 A picture shows one to three figures of one shape and one colour. The column `image` has it, `prompt` asks for their
 number, their shape or their colour, `answer` is what the reward function compares with. The model is made in place: it
-imitates somebody who guesses most of the time, so that it knows what answers look like, and then learns from rewards,
-by GRPO or RLOO.
+imitates somebody who looks, then somebody who mostly guesses, and then learns from rewards alone, by GRPO or RLOO.
 
     python examples/visual_question_answering.py --algorithm rloo
 """
@@ -69,28 +68,29 @@ def correct(completions: list[Any], answer: list[str], **columns: Any) -> list[f
     return [float(completion[-1]["content"] == right) for completion, right in zip(completions, answer, strict=True)]
 
 
-def make_model(data: Dataset, *, steps: int, sure: float = 0.3, seed: int = 0) -> tuple[Any, Any]:
-    """Make a model that has imitated somebody who guesses, unless he is sure; and its processor."""
+def make_model(data: Dataset, *, looking: int, guessing: int, seed: int = 0) -> tuple[Any, Any]:
+    """Make a model that has imitated somebody who looks, then somebody who guesses; and its processor."""
     size = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8}
     model, processor = tiny_vision("qwen2_5_vl", seed=seed, initializer_range=0.08, vocab_size=304, **size)
     processor.chat_template = TEMPLATE
     processor.tokenizer.add_tokens([*ANSWERS, *(word for words in ANSWERS.values() for word in words)])
-    imitate(model, processor, guessed(processor, data, sure, seed), steps=steps, seed=seed, report=print)
+    for steps, looks in ((looking, 1.0), (guessing, 0.2)):
+        imitate(model, processor, answered(processor, data, looks, seed), steps=steps, seed=seed, report=print)
     return model.eval(), processor
 
 
-def guessed(processor: Any, data: Dataset, sure: float, seed: int) -> list[Any]:
-    """Answers of somebody who guesses, as rows: the engine of training asks him."""
+def answered(processor: Any, data: Dataset, looks: float, seed: int) -> list[Any]:
+    """Answers of somebody who looks with a probability and guesses otherwise, as rows: the engine asks him."""
     rng = random.Random(seed)
     rows = list(data)
 
-    def guess(session: str, ids: list[int], params: Any) -> list[int]:
+    def answer(session: str, ids: list[int], params: Any) -> list[int]:
         row = rows[int(session.split("/")[1])]
-        word = row["answer"] if rng.random() < sure else rng.choice(ANSWERS[row["prompt"][0]["content"]])
+        word = row["answer"] if rng.random() < looks else rng.choice(ANSWERS[row["prompt"][0]["content"]])
         return list(processor.tokenizer(f"{word}<|im_end|>")["input_ids"])
 
     tasks = [Task(str(number), 0, number, row["prompt"], row) for number, row in enumerate(rows)]
-    engine = RolloutEngine(ScriptedGenerator(guess), Renderer(processor))
+    engine = RolloutEngine(ScriptedGenerator(answer), Renderer(processor))
     try:
         played = engine.run(tasks)
         engine.release(played)
@@ -103,13 +103,14 @@ def main(argv: Sequence[str] | None = None) -> GRPOTrainer | RLOOTrainer:
     """Train, and print the reward of the first and of the last tenth of the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithm", choices=TRAINERS, default="grpo")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--imitation", type=int, default=150, help="steps of imitation")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--imitation", type=int, nargs=2, default=(300, 40), help="steps with who looks, who guesses")
     parser.add_argument("--pictures", type=int, default=600)
     parser.add_argument("--out", default="runs/visual-question-answering")
     options = parser.parse_args(argv)
 
-    model, processor = make_model(questions(options.pictures, seed=1), steps=options.imitation)
+    looking, guessing = options.imitation
+    model, processor = make_model(questions(options.pictures, seed=1), looking=looking, guessing=guessing)
     trainer_class, config_class = TRAINERS[options.algorithm]
     trainer = trainer_class(
         model=model,

@@ -56,7 +56,7 @@ def own_template(family: str) -> str:
 @cache
 def family(name: str) -> tuple[Any, Any]:
     """A model and its processor, with the family's own template; shared, so nobody may change them."""
-    model, processor = tiny_vision(name)
+    model, processor = tiny_vision(name, max_position_embeddings=8192)
     processor.chat_template = own_template(name)
     return model, processor
 
