@@ -48,6 +48,6 @@ def test_the_example_trains_exactly(algorithm, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_the_reward_rises(algorithm, tmp_path):
-    trainer = example.main(["--algorithm", algorithm, "--out", str(tmp_path)])
+    trainer = example.main(["--algorithm", algorithm, "--steps", "50", "--out", str(tmp_path)])
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert sum(rewards[-6:]) / 6 > sum(rewards[:6]) / 6 + 0.2
+    assert sum(rewards[-6:]) / 6 > sum(rewards[:6]) / 6 + 0.15
