@@ -173,13 +173,19 @@ def main(argv: list[str] | None = None) -> GRPOTrainer:
     options = parser.parse_args(argv)
 
     model, processor = make_agent(good=options.imitation[0], careless=options.imitation[1])
+    return train(model, processor, steps=options.steps, out=options.out)
+
+
+def train(model: Any, processor: Any, *, steps: int, out: str, generator: Any = None) -> GRPOTrainer:
+    """Let an agent learn from rewards."""
     trainer = GRPOTrainer(
         model=model,
         processing_class=processor,
         environment_factory=GridWorld,
+        generator=generator,
         args=GRPOConfig(
-            output_dir=options.out,
-            max_steps=options.steps,
+            output_dir=out,
+            max_steps=steps,
             learning_rate=3e-4,
             per_device_train_batch_size=32,
             num_generations=8,

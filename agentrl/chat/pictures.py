@@ -22,6 +22,8 @@ from agentrl.types import Message
 
 FORGOTTEN = "[earlier image]"
 """What stands for an image that is no longer shown."""
+REPEATED = "[same image as before]"
+"""What stands for an image that is not shown again."""
 
 _SOURCES = ("image", "image_url", "url", "base64", "data", "bytes", "path")
 """Keys under which a block holds its picture."""
@@ -119,8 +121,7 @@ def take_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[Pict
     pictures: list[Picture.Image] = []
 
     def take(block: dict[str, Any]) -> dict[str, Any]:
-        picture = block.get("image")
-        pictures.append(picture if isinstance(picture, Picture.Image) else _read(block))
+        pictures.append(_picture_of(block))
         return {"type": "image"}
 
     return [_with_content(message, take) for message in messages], pictures
@@ -131,6 +132,42 @@ def forget_pictures(messages: Sequence[Message], keep: int) -> list[Message]:
     forgotten = itertools.chain(itertools.repeat(True, max(count_images(messages) - keep, 0)), itertools.repeat(False))
     text = {"type": "text", "text": FORGOTTEN}
     return [_with_content(message, lambda block: text if next(forgotten) else block) for message in messages]
+
+
+def drop_repeated_pictures(messages: Sequence[Message], before: Picture.Image | None = None) -> list[Message]:
+    """Put `REPEATED` in the place of images in results of tools that are the same, pixel by pixel, as the one before.
+
+    Args:
+        messages: Messages with pictures read; they are not changed.
+        before: The last picture before these messages.
+    """
+    text = {"type": "text", "text": REPEATED}
+
+    def unless_repeated(block: dict[str, Any]) -> dict[str, Any]:
+        nonlocal before
+        last, before = before, _picture_of(block)
+        return text if answers and last is not None and _same_pixels(last, before) else block
+
+    shown: list[Message] = []
+    for message in messages:
+        answers = message.get("role") == "tool"
+        shown.append(_with_content(message, unless_repeated))
+    return shown
+
+
+def last_picture(messages: Sequence[Message]) -> Picture.Image | None:
+    """The last picture in messages, None where there is none."""
+    blocks = _blocks_of(messages)
+    return _picture_of(blocks[-1]) if blocks else None
+
+
+def _picture_of(block: dict[str, Any]) -> Picture.Image:
+    picture = block.get("image")
+    return picture if isinstance(picture, Picture.Image) else _read(block)
+
+
+def _same_pixels(one: Picture.Image, other: Picture.Image) -> bool:
+    return one.size == other.size and one.convert("RGB").tobytes() == other.convert("RGB").tobytes()
 
 
 def place_pictures(messages: Sequence[Message], pictures: Sequence[Any]) -> list[Message]:

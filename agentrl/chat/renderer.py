@@ -20,7 +20,13 @@ from agentrl.chat.forks import continue_or_fork
 from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn, parse_turn
-from agentrl.chat.pictures import count_images, forget_pictures, take_pictures
+from agentrl.chat.pictures import (
+    count_images,
+    drop_repeated_pictures,
+    forget_pictures,
+    last_picture,
+    take_pictures,
+)
 from agentrl.chat.repair import Choice, exact_template, forking_template
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template, own_template, tokenizer_of
@@ -52,6 +58,7 @@ class Renderer:
         eos_ids: Iterable[int] = (),
         reasoning: str = "keep",
         keep_images: int | None = None,
+        drop_repeated_images: bool = False,
         max_image_pixels: int | None = None,
     ) -> None:
         """Make a renderer.
@@ -69,6 +76,7 @@ class Renderer:
                 template makes of them, in a new row.
             keep_images: Most images that the model sees at once, the last ones. When a tool round brings more, the
                 episode goes on in a new row, in whose prompt the earlier ones are left out. None: all.
+            drop_repeated_images: Whether a tool's image with the same pixels as the image before it is told in words.
             max_image_pixels: Most pixels of an image; larger ones are made smaller. None: no limit.
 
         Raises:
@@ -80,6 +88,7 @@ class Renderer:
         own = own_template(processing_class, template_kwargs or {}, tools, max_image_pixels=max_image_pixels)
         self._forks = reasoning == "fork"
         self._keep_images = keep_images
+        self._drops_repeats = drop_repeated_images
         choose = forking_template if self._forks else exact_template
         self.choice: Choice | None = choose(own) if tools else None
         self._template = own if self.choice is None else self.choice.template
@@ -180,10 +189,15 @@ class Renderer:
         """Take the pictures out of messages and process them."""
         if self._images is None:
             return messages, []
+        messages = self._without_repeats(messages)
         if self._keep_images is not None:
             messages = forget_pictures(messages, self._keep_images)
         messages, pictures = take_pictures(messages)
         return messages, [self._images.process(picture) for picture in pictures]
+
+    def _without_repeats(self, messages: list[Message], earlier: Sequence[Message] = ()) -> list[Message]:
+        """Leave out images that are the same as the one before, which may be among earlier messages."""
+        return drop_repeated_pictures(messages, last_picture(earlier)) if self._drops_repeats else messages
 
     def suffix_ids(
         self,
@@ -241,8 +255,9 @@ class Renderer:
         """
         if self._template is None or self._end is None or self._suffixes is None:
             raise no_end_of_turn()
-        results, images = self._process_images(results)
-        full = self._is_full(prompt, completion, len(images))
+        history = completion if isinstance(prompt, str) else [*prompt, *completion]
+        results, images = self._process_images(self._without_repeats(results, history))
+        full = self._is_full(history, len(images))
         if not self._forks and not full:
             suffix = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
             return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
@@ -251,7 +266,7 @@ class Renderer:
                 "A text prompt, or one whose last message the model continues, cannot be rendered again after a tool "
                 'round. Give messages that end with another role, or set reasoning="keep" and keep_images=None.'
             )
-        messages, earlier = self._process_images([*prompt, *completion])
+        messages, earlier = self._process_images(history)
         if full:
             added = self._suffixes.encoded(sampled[-1], completion[-1], results, bool(tools), images)
             shown = forget_pictures([*messages, *results], self._keep_images or 0)
@@ -291,11 +306,12 @@ class Renderer:
             left -= shown[0].placeholders
         return self._images.locate(ids, shown)
 
-    def _is_full(self, prompt: Prompt, completion: list[Message], coming: int) -> bool:
-        """Whether the row has no place for more images."""
-        if self._keep_images is None or isinstance(prompt, str):
+    def _is_full(self, messages: list[Message], coming: int) -> bool:
+        """Whether the row has no place for more images after those of its messages."""
+        if self._keep_images is None:
             return False
-        return min(count_images([*prompt, *completion]), self._keep_images) + coming > self._keep_images
+        shown = count_images(self._without_repeats(messages))
+        return min(shown, self._keep_images) + coming > self._keep_images
 
     def parse(self, ids: list[int], tools: list[dict[str, Any]] | None, *, first_call: int = 0) -> ParsedTurn:
         """Read a sampled turn; see `agentrl.chat.parsing` for the rules.

@@ -43,6 +43,9 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+    SmolVLMProcessor,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -51,6 +54,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from agentrl.testing.tokenizers import byte_tokenizer, qwen_like_tokenizer
 
@@ -184,21 +188,45 @@ def _gemma3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     return model, Gemma3Processor(images, tokenizer, image_seq_length=4)
 
 
-def _idefics3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
+class _SmolProcessor(SmolVLMProcessor):
+    """The processor of SmolVLM without videos, which would need torchvision and num2words."""
+
+    def __init__(
+        self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, image_seq_len: int = 4
+    ) -> None:
+        self.fake_image_token, self.global_image_token = "<fake_token_around_image>", "<global-img>"
+        self.image_token, self.video_token = "<image>", "<video>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        self.image_seq_len = image_seq_len
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def _split(
+    bos: str, classes: tuple[Any, Any, Any, Any], text: dict[str, Any]
+) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """The families that split an image into rows and columns of tiles."""
+    model_class, config_class, processor_class, images_class = classes
     grid = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    special = ["<fake_token_around_image>", "<image>", "<global-img>", *grid]
-    tokenizer = _tokens(special, "<|begin_of_text|>", "<end_of_utterance>")
-    images = Idefics3ImageProcessorPil(
-        size={"longest_edge": 32}, max_image_size={"longest_edge": 16}, do_image_splitting=True
-    )
-    processor = Idefics3Processor(images, tokenizer, image_seq_len=4)
-    config = Idefics3Config(
+    tokenizer = _tokens(["<fake_token_around_image>", "<image>", "<global-img>", *grid], bos, "<end_of_utterance>")
+    images = images_class(size={"longest_edge": 32}, max_image_size={"longest_edge": 16}, do_image_splitting=True)
+    processor = processor_class(images, tokenizer, image_seq_len=4)
+    config = config_class(
         text_config={**_text_of(tokenizer, **text), "model_type": "llama"},
         vision_config={**_VISION, "image_size": 16},
         image_token_id=processor.image_token_id,
         scale_factor=2,
     )
-    return Idefics3ForConditionalGeneration(config), processor
+    return model_class(config), processor
+
+
+def _idefics3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
+    classes = Idefics3ForConditionalGeneration, Idefics3Config, Idefics3Processor, Idefics3ImageProcessorPil
+    return _split("<|begin_of_text|>", classes, text)
+
+
+def _smolvlm(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
+    classes = SmolVLMForConditionalGeneration, SmolVLMConfig, _SmolProcessor, SmolVLMImageProcessorPil
+    return _split("<|im_start|>", classes, text)
 
 
 def _llava_next(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
@@ -321,6 +349,7 @@ _FAMILIES: dict[str, Callable[[dict[str, Any]], tuple[PreTrainedModel, Processor
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "idefics3": _idefics3,
+    "smolvlm": _smolvlm,
     "llava_next": _llava_next,
     "internvl": _internvl,
 }

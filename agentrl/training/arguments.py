@@ -139,6 +139,11 @@ class RolloutConfig(TrainingArguments):
         "Most images that the model sees at once, the last ones; when a tool round brings more, the episode goes on in "
         "a new row without the earlier ones. None: all.",
     )
+    drop_repeated_images: bool = _arg(
+        False,
+        "Whether an image in a tool's result that is the same, pixel by pixel, as the image before it is told in words "
+        "(`[same image as before]`).",
+    )
     max_image_pixels: int | None = _arg(
         None, "Most pixels of an image; a larger one is made smaller before the processor gets it."
     )

@@ -127,10 +127,11 @@ class Collector:
             eos_ids=declared_eos_ids(policy),
             reasoning=args.reasoning,
             keep_images=args.keep_images,
+            drop_repeated_images=args.drop_repeated_images,
             max_image_pixels=args.max_image_pixels,
         )
-        for name in ("keep_images", "max_image_pixels"):
-            if getattr(args, name) is not None and not self.renderer.sees_images:
+        for name in ("keep_images", "drop_repeated_images", "max_image_pixels"):
+            if getattr(args, name) and not self.renderer.sees_images:
                 raise ConfigurationError(f"{name} is for vision-language models, whose processor is processing_class.")
         self.generator: Generator
         if isinstance(generator, Generator) and not isinstance(generator, type):

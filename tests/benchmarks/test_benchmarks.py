@@ -125,6 +125,25 @@ def test_browser(run):
 
 
 @pytest.mark.slow
+def test_vision_reuse(run):
+    code, lines = run("vision_reuse.py", "--quick")
+    assert code == 0
+    ratios = {line.split()[0]: float(line.split()[6]) for line in lines if line.startswith(("local ", "plain "))}
+    assert ratios["local"] == 1.0 < ratios["plain"]
+
+
+def test_vision_rows(run):
+    """Packing, which the trainer does not do with images, would be as exact."""
+    code, lines = run("vision_rows.py", "--quick")
+    assert code == 0
+    assert [line.split(" CPU s")[0].rsplit(maxsplit=1)[0] for line in lines[1:]] == [
+        "padded, as played",
+        "padded, by length",
+        "packed",
+    ]
+
+
+@pytest.mark.slow
 def test_time_to_reward(run):
     pytest.importorskip("trl")
     code, lines = run("time_to_reward.py", "--quick", "--seeds", "0")

@@ -38,6 +38,7 @@ def test_no_name_is_missing_and_the_additions_are_known(cls, count):
     own = {
         "freeze_vision_tower",
         "keep_images",
+        "drop_repeated_images",
         "max_image_pixels",
         "reasoning",
         "dynamic_sampling_max_rounds",

@@ -41,6 +41,7 @@ TEMPLATES = {
     "gemma3": "gemma3",
     "gemma4": "gemma4_v5",
     "idefics3": "idefics3",
+    "smolvlm": "smolvlm",
     "llava_next": "llava_next",
 }
 """Each family's own template, by its name in trl (Apache-2.0), a development dependency."""
@@ -55,7 +56,7 @@ def own_template(family: str) -> str:
 @cache
 def family(name: str) -> tuple[Any, Any]:
     """A model and its processor, with the family's own template; shared, so nobody may change them."""
-    model, processor = tiny_vision(name)
+    model, processor = tiny_vision(name, max_position_embeddings=8192)
     processor.chat_template = own_template(name)
     return model, processor
 

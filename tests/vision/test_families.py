@@ -1,58 +1,48 @@
 """Every family: episodes with images in different turns, sampled and scored; rows as the processor renders them."""
 
+import re
+
 import pytest
 
-from agentrl.generation.local import LocalGenerator
 from agentrl.testing.vision import TINY_VISION_FAMILIES
-from tests.vision.helpers import family, full_render, play, question, worst_difference, written
+from tests.vision.family_table import DOCS, documented, played, rows_are_renders, table
+from tests.vision.helpers import family, worst_difference
 
-TURNS = [
-    [("", []), ("So.", []), ("It is nothing.", None)],
-    [("", []), ("", []), ("One.", None)],
-    [("", [1]), ("And", [2]), ("Two.", None)],
-    [("", [2, 3]), ("", []), ("Three.", None)],
-]
-"""Content of each turn, and the pictures that it looks at."""
-PROMPTS = [question(), question(7), question(), question(8)]
+families = pytest.mark.parametrize("name", TINY_VISION_FAMILIES)
 
 
-@pytest.fixture(scope="module", params=TINY_VISION_FAMILIES)
-def played(request):
-    scripts = [[written(request.param, *turn) for turn in turns] for turns in TURNS]
-    trajectories, generator = play(request.param, PROMPTS, scripts)
-    return request.param, trajectories, generator
+@families
+def test_sampler_and_trainer_agree_on_rows_with_no_image_one_two_and_three(name):
+    found = played(name)
+    assert [len(t.images) for t in found.trajectories] == [0, 1, 2, 3]
+    assert all(len(t.turns) == 3 for t in found.trajectories)
+    assert max(found.differences) < 1e-4
+    assert worst_difference(name, found.trajectories) < 1e-4, "together in one micro-batch"
 
 
-def test_sampler_and_trainer_agree_on_rows_with_no_image_one_two_and_three(played):
-    name, trajectories, _ = played
-    assert [len(t.images) for t in trajectories] == [0, 1, 2, 3]
-    assert all(len(t.turns) == 3 for t in trajectories)
-    assert worst_difference(name, trajectories) < 1e-4
-    for trajectory in trajectories:
-        assert worst_difference(name, [trajectory]) < 1e-4
+@families
+def test_a_row_is_what_the_processor_renders_of_the_whole_conversation(name):
+    assert rows_are_renders(name, played(name).trajectories)
 
 
-def test_a_row_is_what_the_processor_renders_of_the_whole_conversation(played):
-    name, trajectories, _ = played
-    for trajectory in trajectories:
-        row = trajectory.prompt_ids + trajectory.completion_ids
-        full = full_render(name, trajectory)
-        assert full[: len(row)] == row
-        assert len(full) - len(row) <= 1  # the newline behind the last turn
+@families
+def test_scoring_sees_the_pixels_that_sampling_saw_and_the_processor_made(name):
+    found = played(name)
+    assert found.processed
+    assert found.sampled == found.scored == found.processed
 
 
-def test_every_picture_is_encoded_once(played):
-    _, trajectories, generator = played
-    unique = {span.image.digest for t in trajectories for span in t.images}
-    assert len(unique) == 5
-    if isinstance(generator, LocalGenerator):  # the other one keeps nothing between turns
-        assert generator.stats.images_encoded == 5
+@families
+def test_every_picture_is_encoded_once(name):
+    found = played(name)
+    assert found.different_images == 5
+    assert found.encoded in (1.0, None)
 
 
-def test_placeholders_of_a_row_are_those_of_its_images(played):
-    name, trajectories, _ = played
+@families
+def test_placeholders_of_a_row_are_those_of_its_images(name):
     placeholder = family(name)[0].config.image_token_id
-    for trajectory in trajectories:
+    for trajectory in played(name).trajectories:
         row = trajectory.prompt_ids + trajectory.completion_ids
         places = {index for index, token in enumerate(row) if token == placeholder}
         spans = [
@@ -60,3 +50,22 @@ def test_placeholders_of_a_row_are_those_of_its_images(played):
         ]
         assert set(spans) == places
         assert len(spans) == sum(span.image.placeholders for span in trajectory.images)
+
+
+@pytest.mark.parametrize("name", ["idefics3", "smolvlm"])
+def test_images_are_split_into_rows_and_columns_as_the_processor_lays_them_out(name):
+    """Each tile has its mark, the whole picture comes last."""
+    [image] = [span.image for span in played(name).trajectories[1].images]
+    marks = re.findall(r"<row_\d_col_\d>|<global-img>", image.text)
+    assert marks == ["<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>", "<row_2_col_2>", "<global-img>"]
+    assert image.inputs["pixel_values"].shape[1] == len(marks)
+
+
+def test_the_table_of_the_documentation_is_current():
+    """Differences are of the machine that wrote it; all else is the same everywhere."""
+    known = documented(DOCS.read_text(encoding="utf-8"))[1].strip()
+    assert _without_differences(known) == _without_differences(table().strip())
+
+
+def _without_differences(text):
+    return re.sub(r"\d\.\de[-+]\d+", "#", text)

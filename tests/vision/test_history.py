@@ -6,9 +6,11 @@ from datasets import Dataset
 from agentrl import GRPOConfig, GRPOTrainer
 from agentrl.chat.images import ImageReader
 from agentrl.chat.messages import clean_messages
-from agentrl.chat.pictures import FORGOTTEN, forget_pictures, take_pictures
+from agentrl.chat.pictures import FORGOTTEN, REPEATED, count_images, forget_pictures, take_pictures
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError
+from agentrl.rollout.journal.journal import Journal
+from agentrl.rollout.journal.records import Records
 from agentrl.testing.models import tiny_model
 from agentrl.testing.vision import picture
 from tests.vision.helpers import SCHEMAS, family, play, question, worst_difference, written
@@ -48,6 +50,54 @@ def test_a_prompt_with_too_many_images_shows_the_last():
     assert span.image.digest == ImageReader(family(FAMILY)[1]).process(picture(2)).digest
 
 
+@pytest.mark.parametrize(("keep", "rows"), [(None, 1), (1, 2), (2, 1)])
+def test_an_image_that_is_the_same_as_the_one_before_is_told_in_words(tmp_path, keep, rows):
+    """The row is the render of the conversation with the note; a picture that comes back later is shown again."""
+    _, processor = family(FAMILY)
+    renderer = Renderer(processor, tools=True, keep_images=keep, drop_repeated_images=True)
+    turns = [("", [7]), ("", [7, 1, 1]), ("", [1]), ("Done.", None)]
+    journal = Journal(tmp_path)
+    scripts = [[written(FAMILY, *turn) for turn in turns]]
+    [trajectory], generator = play(FAMILY, [question(7)], scripts, renderer=renderer, journal=journal)
+    journal.close()
+    assert len(trajectory.rows) == rows
+    assert generator.stats.images_encoded == 2
+    assert worst_difference(FAMILY, [trajectory]) < 1e-4
+    assert sum(count_images([message]) for message in trajectory.completion) == 5, "the transcript has the images"
+
+    kept = [[7], [REPEATED], [REPEATED, 1, REPEATED], [REPEATED]]
+    blocks = iter(block for shown in kept for block in shown)
+
+    def by_hand(message):
+        content = message.get("content")
+        if not isinstance(content, list):
+            return message
+        shown = [block if block["type"] == "text" else next(blocks) for block in content]
+        shown = [{"type": "image", "image": picture(b)} if isinstance(b, int) else b for b in shown]
+        return {**message, "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in shown]}
+
+    messages = [by_hand(message) for message in [*trajectory.prompt, *trajectory.completion[:-1]]]
+    messages, pictures = take_pictures(messages if keep is None else forget_pictures(messages, keep))
+    text = renderer._template.render(clean_messages(messages), SCHEMAS, True)
+    last = trajectory.rows[-1]
+    given = last.prompt_ids + last.completion_ids[: trajectory.turns[-1].start]
+    assert given == list(processor(text=[text], images=pictures)["input_ids"][0])
+
+    with Records(tmp_path) as records:
+        again = records.rollout(trajectory.record).trajectory(renderer.locate_images)
+    assert [row.images for row in again.rows] == [row.images for row in trajectory.rows]
+
+
+def test_a_picture_that_comes_back_later_is_shown_again():
+    renderer = Renderer(family(FAMILY)[1], tools=True, drop_repeated_images=True)
+    turns = [("", [1]), ("", [7]), ("Done.", None)]
+    [trajectory], generator = play(
+        FAMILY, [question(7)], [[written(FAMILY, *turn) for turn in turns]], renderer=renderer
+    )
+    assert len(trajectory.images) == 3
+    assert generator.stats.images_encoded == 2
+
+
 def test_large_images_are_made_smaller_before_they_are_processed():
     large, reader = picture(1, 64, 32), ImageReader(family(FAMILY)[1], max_pixels=24 * 16)
     image = reader.process(large)
@@ -58,9 +108,13 @@ def test_large_images_are_made_smaller_before_they_are_processed():
 
 
 @pytest.mark.parametrize("name", ["keep_images", "max_image_pixels"])
-def test_limits_of_images_need_a_model_that_sees(name, tmp_path):
+def test_a_limit_of_images_is_at_least_one(name, tmp_path):
     with pytest.raises(ConfigurationError, match=name):
         GRPOConfig(str(tmp_path), **{name: 0})
+
+
+@pytest.mark.parametrize("name", ["keep_images", "drop_repeated_images", "max_image_pixels"])
+def test_settings_of_images_need_a_model_that_sees(name, tmp_path):
     tokenizer = family(FAMILY)[1].tokenizer
     with pytest.raises(ConfigurationError, match="vision-language"):
         GRPOTrainer(

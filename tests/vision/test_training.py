@@ -15,8 +15,10 @@ from agentrl.testing.vision import picture, tiny_vision
 from agentrl.training.checkpoints import InFlight, load_in_flight, save_in_flight
 from agentrl.training.data import Shape
 from agentrl.training.loaders import training_loader
+from agentrl.training.scoring import score
 from agentrl.training.windows import Window
-from tests.vision.helpers import batch_of, forced, hermes, look, own_template, play, question
+from tests.vision.family_table import played
+from tests.vision.helpers import batch_of, forced, hermes, look, own_template, play, question, renderer_sampling
 
 FAMILY = "qwen3_vl"
 
@@ -97,8 +99,10 @@ def test_dataset_images_and_tool_images_are_trained_with_ratio_one(tmp_path, cls
 
 
 @pytest.mark.slow
-def test_a_frozen_tower_stays_and_the_rest_is_trained(tmp_path):
-    trainer = trainer_of(tmp_path, tools=[look], config={"freeze_vision_tower": True, "gradient_checkpointing": False})
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_frozen_tower_stays_and_the_rest_is_trained(tmp_path, checkpointing):
+    config = {"freeze_vision_tower": True, "gradient_checkpointing": checkpointing}
+    trainer = trainer_of(tmp_path, tools=[look], config=config)
     before = weights(trainer)
     with forced(script):
         trainer.train()
@@ -171,3 +175,38 @@ def test_a_model_and_its_processor_are_loaded_by_name(tmp_path):
     trainer = GRPOTrainer(str(tmp_path / "model"), by_length, config, rows())
     assert type(trainer.model) is type(model)
     assert trainer.collector.renderer.sees_images
+
+
+def gradients(name, model, trajectories):
+    """The gradient of the sum of the logprobs, by parameter."""
+    batch = batch_of(name, trajectories)
+    score(model, batch, renderer_sampling(name)).logps_N.sum().backward()
+    found = {key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for key, gradient in one.items():
+        torch.testing.assert_close(gradient, other[key], rtol=1e-3, atol=1e-4 * float(gradient.abs().max() + 1))
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
+def test_gradient_checkpointing_changes_no_gradient_of_rows_with_images(name):
+    """Of rows with 0 to 3 images together; the tower is recomputed with the rest."""
+    model, trajectories = tiny_vision(name)[0].train(), played(name).trajectories
+    plain = gradients(name, model, trajectories)
+    assert any("vision" in key or "visual" in key for key in plain)
+    model.gradient_checkpointing_enable()
+    assert_same(gradients(name, model, trajectories), plain)
+
+
+def test_rows_with_and_without_images_in_one_micro_batch_are_trained_as_alone():
+    model, trajectories = tiny_vision(FAMILY)[0], played(FAMILY).trajectories
+    assert [len(trajectory.images) for trajectory in trajectories] == [0, 1, 2, 3]
+    total = {}
+    for trajectory in trajectories:
+        for key, gradient in gradients(FAMILY, model, [trajectory]).items():
+            total[key] = total.get(key, 0) + gradient
+    assert_same(gradients(FAMILY, model, trajectories), total)
