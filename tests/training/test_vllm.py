@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,12 @@ from agentrl import GRPOConfig, RLOOConfig
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation import vllm_server
 from agentrl.generation.base import SamplingParams
+from agentrl.testing.vllm import free_port
 from agentrl.training.sampler_check import EXACT, differences, judge
 from agentrl.training.vllm import vllm_generator
 from tests.generation.vllm_stub import StubServer
 from tests.training.runs import logged, make_config, make_trainer, small_model
 from tests.training.worlds import run_world
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -109,10 +103,10 @@ def test_a_server_killed_in_the_middle_of_a_run_costs_nothing_but_time(server, t
     assert logged(shaken, "loss") == pytest.approx(logged(calm, "loss"), abs=1e-5)
 
 
-def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]]) -> list[Any]:
+def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]], model: dict[str, Any]) -> list[Any]:
     """In one process of several: sample as many turns as are pending here, round by round."""
     rank = int(os.environ["RANK"])
-    policy = small_model()
+    policy = small_model(**model)
     args = make_config(
         "grpo", folder, use_vllm=True, vllm_mode="server", vllm_server_base_url=url, vllm_group_port=port
     )
@@ -139,7 +133,7 @@ def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]]) -> l
 
 def test_processes_with_unequally_many_pending_rollouts_get_their_own_tokens(server, tmp_path):
     """5 and 3 pending rollouts, then 5 and 0: no process waits for another, no row is mixed up."""
-    first, second = run_world(play, tmp_path, tmp_path, server.url, free_port(), [(5, 3), (5, 0), (1, 4)])
+    first, second = run_world(play, tmp_path, tmp_path, server.url, free_port(), [(5, 3), (5, 0), (1, 4)], {})
     assert [len(first), len(second)] == [11, 7]
     for version, drawn_by, difference in first + second:
         assert drawn_by == version
