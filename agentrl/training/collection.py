@@ -138,7 +138,7 @@ class Collector:
         else:
             sampled = policy if self._whole is None else self._whole.model
             self.generator = (
-                generator_of(args, sampled, trainer.compute_loss_context_manager)
+                generator_of(args, sampled, processing_class, trainer.compute_loss_context_manager)
                 if generator is None
                 else generator(sampled)
             )
