@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,13 +43,22 @@ class VllmServer:
         model: A folder with the model and its tokenizer.
         folder: Where it runs and writes `server.log`.
         options: Further arguments of `vllm serve`.
+        environment: Further variables of its environment.
 
     Attributes:
         url: Its address.
     """
 
-    def __init__(self, executable: Path, model: Path, folder: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        executable: Path,
+        model: Path,
+        folder: Path,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder, self._port = folder, free_port()
+        self._environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [str(executable), "serve", str(model), "--host", "127.0.0.1", "--port", str(self._port)]
         self._command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--enable-scale-out"]
@@ -62,7 +71,7 @@ class VllmServer:
         """Start it, with the weights of the model's folder."""
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=self._folder, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, process_group=0
+                self._command, cwd=self._folder, env=self._environment, stdout=log, stderr=log, process_group=0
             )
 
     def kill(self) -> None:

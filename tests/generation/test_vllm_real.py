@@ -22,6 +22,7 @@ from agentrl.testing.tokenizers import FIX_VOCAB_SIZE, fix_tokenizer
 from agentrl.testing.vllm import ENVIRONMENT, VllmServer, free_port
 from agentrl.training.sampler_check import differences
 from tests.generation.test_vllm_server import Broken, change
+from tests.generation.vllm_vision import FAMILY, python_path, seeing, train
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv-vllm" / "bin"
@@ -123,6 +124,42 @@ def test_a_real_turn_in_flight_goes_on_across_an_update_and_tells_where(policy, 
     assert 0 < start < 480
     newer = differences(policy, [140], sample, plain)[start:]
     assert newer.max() <= 1e-4, "what came after the update is of the new weights, as if they had read the whole row"
+
+
+def seeing_environment(family: str, folder: Path) -> dict[str, str]:
+    return ENVIRONMENT | {"PYTHONPATH": f"{python_path(folder / 'path')}{os.pathsep}{ROOT}", FAMILY: family}
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_real_engine_in_the_process_sees_what_the_trainer_sees(family, tmp_path):
+    """Rows with pictures, the same one twice and none: logprobs agree after every update of the vision tower."""
+    done = subprocess.run(
+        [BIN / "python", "-W", "ignore", "-m", "tests.generation.vllm_vision", tmp_path],
+        cwd=ROOT,
+        env=os.environ | seeing_environment(family, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
+    differences = json.loads(answers[0].removeprefix("ANSWER "))
+    assert len(differences) == 4
+    assert max(differences) <= 1e-4
+
+
+def test_a_real_server_sees_what_the_trainer_sees(tmp_path):
+    """The same over HTTP: token ids and pixels are the trainer's."""
+    model, processor = seeing("qwen2_5_vl")
+    model.save_pretrained(tmp_path / "model")
+    processor.tokenizer.save_pretrained(tmp_path / "model")
+    options = ["--limit-mm-per-prompt", '{"video": 0}', "--skip-mm-profiling"]
+    environment = seeing_environment("qwen2_5_vl", tmp_path)
+    with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, options, environment) as running:
+        where = {"vllm_server_base_url": running.url, "vllm_group_port": free_port()}
+        differences = train("qwen2_5_vl", tmp_path, vllm_mode="server", vllm_server_timeout=START_SECONDS, **where)
+    assert len(differences) == 4
+    assert max(differences) <= 1e-4
 
 
 @pytest.mark.parametrize("head", ["tied", "untied"])
