@@ -22,16 +22,15 @@ FAMILY = "AGENTRL_TINY_VISION"
 FILES = {
     "torchvision/__init__.py": '__version__ = "0.28.0"',
     "torchvision/io/__init__.py": "ImageReadMode = decode_image = None",
-    "torchvision/transforms/__init__.py": "import enum\n\n\nclass InterpolationMode(enum.Enum):\n"
-    + "".join(
-        f'    {name} = "{name}"\n'
-        for name in ["NEAREST", "NEAREST_EXACT", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS"]
+    "torchvision/transforms/__init__.py": (
+        "import enum\n\nInterpolationMode = enum.Enum('InterpolationMode', "
+        "'NEAREST NEAREST_EXACT BILINEAR BICUBIC BOX HAMMING LANCZOS')"
     ),
     "torchvision/transforms/functional.py": "pil_to_tensor = None",
     "torchvision/transforms/v2/__init__.py": "from . import functional",
     "torchvision/transforms/v2/functional.py": "InterpolationMode = None",
     "tiny_vision-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny-vision\nVersion: 0\n",
-    "tiny_vision-0.dist-info/entry_points.txt": "[vllm.general_plugins]\ntiny = tests.generation.vllm_vision:register\n",
+    "tiny_vision-0.dist-info/entry_points.txt": "[vllm.general_plugins]\nx = tests.generation.vllm_vision:register\n",
 }
 TEMPLATE = """\
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
