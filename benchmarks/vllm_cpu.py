@@ -23,12 +23,25 @@ from agentrl.testing.vllm import ENVIRONMENT, VllmServer  # noqa: E402
 
 os.environ.update({**ENVIRONMENT, **os.environ})  # before torch and vLLM read it
 
+import torch  # noqa: E402
 from guess_number import GuessNumber  # noqa: E402
 from tiny_agent.agents import guessing_agent  # noqa: E402
 
 from agentrl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 EXACT = 1e-4
+
+
+def untied(model: Path, folder: Path) -> Path:
+    """Save a model with a copy of its embeddings as its head."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    policy.config.tie_word_embeddings = False
+    policy.lm_head.weight = torch.nn.Parameter(policy.lm_head.weight.detach().clone())
+    policy.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
 
 
 def train(model: Path, out: Path, options: argparse.Namespace, url: str | None) -> int:
@@ -73,11 +86,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("mode", choices=["colocate", "server"])
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--untied", action="store_true", help="with a head of its own instead of the embeddings'")
     parser.add_argument("--model", type=Path, help="a folder with the agent, made by `make demo`")
     options = parser.parse_args()
     out = ROOT / "runs" / f"vllm-cpu-{options.mode}"
     out.mkdir(parents=True, exist_ok=True)
     model = options.model or guessing_agent(GuessNumber)
+    if options.untied:
+        model = untied(model, out / "model")
     if options.mode == "server":
         with VllmServer(ROOT / ".venv-vllm/bin/vllm", model, out) as server:
             sys.exit(train(model, out, options, server.url))

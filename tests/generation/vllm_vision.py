@@ -54,7 +54,9 @@ def seeing(family: str) -> tuple[Any, Any]:
     sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "initializer_range": 0.1}
     if family == "qwen3_vl":
         sizes["head_dim"] = 32
-    model, processor = tiny_vision(family, rope_parameters=rope, **sizes)
+    model, processor = tiny_vision(family, rope_parameters=rope, bos_token_id=None, **sizes)
+    for config in (model.config.text_config, model.generation_config):
+        config.eos_token_id = processor.tokenizer.eos_token_id
     processor.chat_template = TEMPLATE
     return model, processor
 
