@@ -94,6 +94,7 @@ class VllmColocateGenerator(ThreadedGenerator):
         if processor is not None:
             options["limit_mm_per_prompt"] = {"video": 0}
             options["mm_processor_cache_gb"] = 0  # nothing is left to process
+            options["mm_device_do_normalize"] = False  # the trainer's processor has normalized the pixels
             options["skip_mm_profiling"] = not cuda
         folder = tempfile.TemporaryDirectory(prefix="agentrl-model-")
         needs_text = regex is not None or "bad_words" in (extras or {})

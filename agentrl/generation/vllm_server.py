@@ -309,6 +309,11 @@ def check_images(replica: Replica) -> None:
             f"the vLLM server at {replica.url} has no /inference/v1/generate, and its other routes read images by "
             "themselves, so that their rows may differ from the trainer's; start it with --enable-scale-out."
         )
+    if replica.normalizes is not False:
+        raise ConfigurationError(
+            f"the vLLM server at {replica.url} normalizes pixels by itself, and the trainer's are normalized already; "
+            "start it with --no-mm-device-do-normalize."
+        )
 
 
 def check_logprobs(replica: Replica) -> None:

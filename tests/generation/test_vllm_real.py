@@ -153,7 +153,7 @@ def test_a_real_server_sees_what_the_trainer_sees(tmp_path):
     model, processor = seeing("qwen2_5_vl")
     model.save_pretrained(tmp_path / "model")
     processor.tokenizer.save_pretrained(tmp_path / "model")
-    options = ["--limit-mm-per-prompt", '{"video": 0}', "--skip-mm-profiling"]
+    options = ["--limit-mm-per-prompt", '{"video": 0}', "--skip-mm-profiling", "--no-mm-device-do-normalize"]
     environment = seeing_environment("qwen2_5_vl", tmp_path)
     with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, options, environment) as running:
         where = {"vllm_server_base_url": running.url, "vllm_group_port": free_port()}

@@ -268,3 +268,8 @@ def test_images_need_the_route_that_takes_token_ids_and_pixels(server, tmp_path)
     args = make_config("grpo", tmp_path, **options(server))
     with pytest.raises(ConfigurationError, match="--enable-scale-out"):
         vllm_generator(args, model, SamplingParams(max_tokens=1), {}, processor)
+    server.generates = True
+    with pytest.raises(ConfigurationError, match="--no-mm-device-do-normalize"):
+        vllm_generator(args, model, SamplingParams(max_tokens=1), {}, processor)
+    server.normalizes = False
+    vllm_generator(args, model, SamplingParams(max_tokens=1), {}, processor).close()
