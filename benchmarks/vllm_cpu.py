@@ -12,54 +12,39 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
-for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}.items():
-    os.environ.setdefault(name, value)
 
+from agentrl.testing.vllm import ENVIRONMENT, VllmServer  # noqa: E402
+
+os.environ.update({**ENVIRONMENT, **os.environ})  # before torch and vLLM read it
+
+import torch  # noqa: E402
 from guess_number import GuessNumber  # noqa: E402
 from tiny_agent.agents import guessing_agent  # noqa: E402
 
 from agentrl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 EXACT = 1e-4
-PORT = 8123
 
 
-@contextmanager
-def serving(model: Path, log: Path) -> Iterator[None]:
-    """Run a server for a while."""
-    command = [ROOT / ".venv-vllm/bin/vllm", "serve", model, "--host", "127.0.0.1", "--port", PORT]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", 512, "--enable-scale-out"]
-    command += ["--no-enable-chunked-prefill", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    command += ["--worker-extension-cls", "agentrl.generation.vllm_worker.Extension"]
-    command += ["--weight-transfer-config", '{"backend": "gloo"}']
-    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "PYTHONPATH": str(ROOT)}
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            list(map(str, command)),
-            cwd=log.parent,
-            env=os.environ | more,
-            stdout=output,
-            stderr=output,
-            process_group=0,
-        )
-    try:
-        yield
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+def untied(model: Path, folder: Path) -> Path:
+    """Save a model with a copy of its embeddings as its head."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    policy.config.tie_word_embeddings = False
+    policy.lm_head.weight = torch.nn.Parameter(policy.lm_head.weight.detach().clone())
+    policy.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
 
 
-def train(model: Path, out: Path, options: argparse.Namespace) -> int:
+def train(model: Path, out: Path, options: argparse.Namespace, url: str | None) -> int:
     """Train and judge."""
     trainer = GRPOTrainer(
         str(model),
@@ -79,7 +64,7 @@ def train(model: Path, out: Path, options: argparse.Namespace) -> int:
             disable_tqdm=True,
             use_vllm=True,
             vllm_mode=options.mode,
-            vllm_server_port=PORT,
+            vllm_server_base_url=url,
             vllm_server_timeout=600.0,
             vllm_max_model_length=512,
         ),
@@ -101,15 +86,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("mode", choices=["colocate", "server"])
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--untied", action="store_true", help="with a head of its own instead of the embeddings'")
     parser.add_argument("--model", type=Path, help="a folder with the agent, made by `make demo`")
     options = parser.parse_args()
     out = ROOT / "runs" / f"vllm-cpu-{options.mode}"
     out.mkdir(parents=True, exist_ok=True)
     model = options.model or guessing_agent(GuessNumber)
+    if options.untied:
+        model = untied(model, out / "model")
     if options.mode == "server":
-        with serving(model, out / "server.log"):
-            sys.exit(train(model, out, options))
-    sys.exit(train(model, out, options))
+        with VllmServer(ROOT / ".venv-vllm/bin/vllm", model, out) as server:
+            sys.exit(train(model, out, options, server.url))
+    sys.exit(train(model, out, options, None))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from agentrl.generation.vision import placeholder_id
 from agentrl.generation.vllm_http import Replica
 
 NAME = "agentrl-policy"
@@ -22,6 +23,8 @@ def why_whole(replica: Replica, policy: PreTrainedModel) -> str | None:
     """Say why a server cannot be given the adapters alone, or None if it can."""
     if not replica.loads_adapters:
         return "it takes no adapters (--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)"
+    if placeholder_id(policy) is not None:
+        return "vLLM leaves out what they adapt in a vision tower"
     model: Any = policy
     config = model.peft_config[model.active_adapter]
     if config.peft_type.value != "LORA" or config.use_dora or config.bias != "none":

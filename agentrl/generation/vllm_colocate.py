@@ -16,16 +16,18 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, ProcessorMixin
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.generation.lockstep import Lockstep
 from agentrl.generation.threaded import Answer, ThreadedGenerator, explain
+from agentrl.generation.vllm_images import engine_input
 from agentrl.generation.vllm_protocol import check_sampling, finish_reason, read_spans, sampling_fields
 from agentrl.generation.weights import PolicyWeights
 from agentrl.types import ImageSpan, Sample
@@ -41,6 +43,7 @@ class VllmColocateGenerator(ThreadedGenerator):
 
     Args:
         policy: The policy, not wrapped; also says which model vLLM builds.
+        processor: That of a policy that sees images.
         sampling: How turns will be drawn, for checks.
         extras: Further sampling parameters of vLLM, see `agentrl.generation.vllm_protocol.EXTRAS`.
         regex: What each turn's text has to match.
@@ -60,6 +63,7 @@ class VllmColocateGenerator(ThreadedGenerator):
         self,
         policy: PreTrainedModel,
         *,
+        processor: ProcessorMixin | None = None,
         sampling: SamplingParams,
         extras: Mapping[str, Any] | None = None,
         regex: str | None = None,
@@ -87,11 +91,19 @@ class VllmColocateGenerator(ThreadedGenerator):
         else:
             options["enforce_eager"] = True  # compiling takes minutes, and gains little on the CPU
             options["enable_chunked_prefill"] = False  # with seeds it ends the engine there (vLLM 0.32)
-        engine = make_engine(policy, options, needs_text=regex is not None or "bad_words" in (extras or {}))
+        if processor is not None:
+            options["limit_mm_per_prompt"] = {"video": 0}
+            options["mm_processor_cache_gb"] = 0  # nothing is left to process
+            options["mm_device_do_normalize"] = False  # the trainer's processor has normalized the pixels
+            options["skip_mm_profiling"] = not cuda
+        folder = tempfile.TemporaryDirectory(prefix="agentrl-model-")
+        needs_text = regex is not None or "bad_words" in (extras or {})
+        engine = make_engine(policy, processor, Path(folder.name), options, needs_text=needs_text)
         stats = GenerationStats()
         core = _Core(engine, PolicyWeights(policy), Lockstep(tensor_parallel_size), dict(extras or {}), regex, stats)
         super().__init__(core, stats, engine.model_config.max_model_len)
         self._engine_core, self._sleeps = core, sleeps
+        self._folder = folder  # vLLM may come back to its processor; the folder goes with the generator
         self._dtype = dtype
         self.follow(core)
 
@@ -157,11 +169,10 @@ class _Core:
     def submit(
         self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
     ) -> _Turn:
-        assert not images, "the trainer refuses vision models with vLLM"
         self._awaken()
         self._count += 1
         turn = _Turn(f"{self._lockstep.prefix}{self._count}", name, params, done)
-        self._lockstep.add(turn.name, (ids, params))
+        self._lockstep.add(turn.name, (ids, params, images))
         self._turns[turn.name] = turn
         return turn
 
@@ -185,6 +196,8 @@ class _Core:
         self._version = version
         self._engine.set_weight_version(str(version))
         self._engine.reset_prefix_cache(reset_running_requests=True)
+        if self._weights.sees_images:  # features of old weights
+            self._engine.reset_encoder_cache()
 
     def wake(self) -> None:
         """Be ready to sample."""
@@ -201,8 +214,8 @@ class _Core:
     def step(self) -> None:
         idle = not self._engine.has_unfinished_requests()
         news = self._lockstep.exchange(idle=idle)
-        for name, (ids, params) in news.added:
-            self._add(name, ids, params)
+        for name, (ids, params, images) in news.added:
+            self._add(name, ids, params, images)
         if news.dropped:
             self._engine.abort_request(news.dropped)
         if not self._engine.has_unfinished_requests():
@@ -227,9 +240,10 @@ class _Core:
             self.update()
             self.renew(self._version)
 
-    def _add(self, name: str, ids: list[int], params: SamplingParams) -> None:
+    def _add(self, name: str, ids: list[int], params: SamplingParams, images: tuple[ImageSpan, ...]) -> None:
         try:
-            self._engine.add_request(name, {"prompt_token_ids": ids}, self._params(params))
+            prompt = engine_input(ids, images) if images else {"prompt_token_ids": ids}
+            self._engine.add_request(name, prompt, self._params(params))
         except Exception as error:  # noqa: BLE001 - a turn that vLLM refuses must not end the others
             turn = self._turns.pop(name, None)
             if turn is not None:
@@ -239,7 +253,7 @@ class _Core:
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
         from vllm.sampling_params import SamplingParams as Theirs
 
-        fields = {**sampling_fields(params), **self._extras}
+        fields = sampling_fields(params, self._extras)
         if "logit_bias" in fields:
             fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
         if self._regex is not None:
@@ -270,11 +284,20 @@ def _load_in_worker(worker: Any, weights: PolicyWeights) -> None:
         load_weights(worker.model_runner.model, worker.model_config, weights)
 
 
-def make_engine(policy: PreTrainedModel, options: dict[str, Any], *, needs_text: bool) -> Any:
+def make_engine(
+    policy: PreTrainedModel,
+    processor: ProcessorMixin | None,
+    folder: Path,
+    options: dict[str, Any],
+    *,
+    needs_text: bool,
+) -> Any:
     """Make a vLLM engine for a policy's model, without weights.
 
     Args:
         policy: Says which model.
+        processor: Of a model that sees images; vLLM asks it about sizes, and has it read none.
+        folder: An empty one, for what vLLM reads.
         options: Fields of vLLM's `EngineArgs`.
         needs_text: Whether vLLM has to know the tokenizer, for a regular expression say.
 
@@ -294,7 +317,10 @@ def make_engine(policy: PreTrainedModel, options: dict[str, Any], *, needs_text:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     name = getattr(model.config, "_name_or_path", "")
-    if needs_text and not name:
+    if processor is not None:
+        processor.save_pretrained(folder)
+        name = str(folder)
+    elif needs_text and not name:
         raise ConfigurationError(
             "vllm_structured_outputs_regex and bad_words are about text, so vLLM needs the tokenizer, and the model "
             "was not loaded from a name or a folder that would have one."
@@ -303,17 +329,17 @@ def make_engine(policy: PreTrainedModel, options: dict[str, Any], *, needs_text:
         options["distributed_executor_backend"] = "external_launcher"
         os.environ.setdefault("MASTER_ADDR", "localhost")
         os.environ.setdefault("MASTER_PORT", "12345")
-    with tempfile.TemporaryDirectory(prefix="agentrl-model-") as folder:
-        config.save_pretrained(folder)
-        return LLMEngine.from_engine_args(
-            EngineArgs(
-                model=folder,
-                load_format="dummy",  # the policy's weights come with the first `update`
-                skip_tokenizer_init=not needs_text,
-                **({"tokenizer": name} if needs_text else {}),
-                generation_config="vllm",
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
-                **options,
-            )
+    config.save_pretrained(folder)
+    knows_text = needs_text or processor is not None
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder),
+            load_format="dummy",  # the policy's weights come with the first `update`
+            skip_tokenizer_init=not knows_text,
+            **({"tokenizer": name} if knows_text else {}),
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            **options,
         )
+    )

@@ -51,6 +51,7 @@ class Replica:
         generates: Whether it has the route that tells which weights drew which token.
         loads_adapters: Whether it takes LoRA adapters while it runs.
         lora_rank: Their highest rank.
+        normalizes: Whether it normalizes pixels by itself; None where it does not say.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,6 +67,7 @@ class Replica:
         self.generates = False
         self.loads_adapters = False
         self.lora_rank = 0
+        self.normalizes: bool | None = None
         # No connection is kept: after an error vLLM's web server closes it, and the next request would run into that.
         self._client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
 
@@ -141,6 +143,8 @@ class Replica:
         config = self.call("GET", "/server_info?config_format=json", timeout=120.0)["vllm_config"]
         self.backend = (config.get("weight_transfer_config") or {}).get("backend")
         self.dtype = str(config.get("model_config", {}).get("dtype") or "").removeprefix("torch.") or None
+        multimodal = config.get("model_config", {}).get("multimodal_config") or {}
+        self.normalizes = multimodal.get("mm_device_do_normalize")
         lora = config.get("lora_config") or {}
         self.loads_adapters = bool(lora) and "/v1/load_lora_adapter" in paths
         self.lora_rank = int(lora.get("max_lora_rank") or 0)

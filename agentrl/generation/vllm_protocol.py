@@ -12,7 +12,8 @@ from typing import Any
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import SamplingParams
-from agentrl.types import FinishReason, Sample
+from agentrl.generation.vllm_images import features
+from agentrl.types import FinishReason, ImageSpan, Sample
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM raises lower ones to this."""
@@ -54,9 +55,18 @@ def check_sampling(params: SamplingParams, extras: Mapping[str, Any]) -> None:
             )
 
 
-def sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """The fields by which both vLLM's API and its `SamplingParams` describe a turn."""
-    return {
+NEVER = -100.0
+"""The lowest bias of a logit that vLLM takes, for ids that are not to be drawn."""
+
+
+def sampling_fields(params: SamplingParams, extras: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fields by which both vLLM's API and its `SamplingParams` describe a turn.
+
+    Args:
+        params: How to draw.
+        extras: Some of `EXTRAS`.
+    """
+    fields = {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -69,7 +79,12 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
         "logprobs": 0,  # of the sampled token alone
         "stop_token_ids": sorted(params.stop_ids),
         "ignore_eos": True,  # a turn ends with its stop ids, whatever the checkpoint thinks
+        **(extras or {}),
     }
+    if params.suppress_tokens:
+        biases = {int(token): bias for token, bias in (fields.get("logit_bias") or {}).items()}
+        fields["logit_bias"] = biases | dict.fromkeys(params.suppress_tokens, NEVER)
+    return fields
 
 
 def turn_request(
@@ -79,6 +94,7 @@ def turn_request(
     extras: Mapping[str, Any],
     regex: str | None = None,
     *,
+    images: Sequence[ImageSpan] = (),
     generates: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """Return the route and the body that ask for one turn.
@@ -89,13 +105,16 @@ def turn_request(
         params: How to draw.
         extras: Some of `EXTRAS`.
         regex: What the turn's text has to match.
+        images: The images of the row; only vLLM's own route takes them.
         generates: Take vLLM's own route, which tells the weights of each token, not the one that all servers have.
     """
-    fields = {**sampling_fields(params), **extras}
+    fields = sampling_fields(params, extras)
     if regex is not None:
         fields["structured_outputs"] = {"regex": regex}
     if generates:
-        return "/inference/v1/generate", {"model": model, "token_ids": list(ids), "sampling_params": fields}
+        seen = {"features": features(ids, images)} if images else {}
+        return "/inference/v1/generate", {"model": model, "token_ids": list(ids), "sampling_params": fields, **seen}
+    assert not images, "a server without /inference/v1/generate is refused where there are images"
     return "/v1/completions", {"model": model, "prompt": list(ids), "return_token_ids": True, **fields}
 
 

@@ -23,6 +23,7 @@ from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams, require_room
 from agentrl.generation.processes import by_first, is_first
 from agentrl.generation.vllm_http import Replica, ServerError, ServerGone
+from agentrl.generation.vllm_images import require_msgpack
 from agentrl.generation.vllm_protocol import check_sampling, drawn_by, read_turn, turn_request
 from agentrl.types import ImageSpan, Sample
 
@@ -57,6 +58,7 @@ class VllmServerGenerator:
         sampling: How turns will be drawn, for checks.
         extras: Further sampling parameters of vLLM, see `agentrl.generation.vllm_protocol.EXTRAS`.
         regex: What each turn's text has to match.
+        sees_images: Whether rows may have images.
         timeout: Seconds to wait for a server, at the start and whenever it goes away.
         request_timeout: Seconds that a turn may take before it is asked for again.
 
@@ -72,6 +74,7 @@ class VllmServerGenerator:
         sampling: SamplingParams,
         extras: Mapping[str, Any] | None = None,
         regex: str | None = None,
+        sees_images: bool = False,
         timeout: float = 240.0,
         request_timeout: float = 1800.0,
     ) -> None:
@@ -82,6 +85,8 @@ class VllmServerGenerator:
         self._timeout, self._request_timeout = timeout, request_timeout
         for replica in self._replicas:
             check_logprobs(replica)
+            if sees_images:
+                check_images(replica)
         self.stats = GenerationStats()
         self._homes: dict[str, Replica] = {}
         self._away: set[str] = set()
@@ -114,12 +119,11 @@ class VllmServerGenerator:
         self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
     ) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task ends the request on the server."""
-        assert not images, "the trainer refuses vision models with vLLM"
         require_room(session, ids, params, self.max_context)
         for attempt in range(1, ATTEMPTS + 1):
             replica = self._home(session)
             try:
-                sample = await self._ask(replica, ids, params)
+                sample = await self._ask(replica, ids, params, images)
             except ServerError as error:
                 if error.status < 500 or attempt == ATTEMPTS:
                     raise GenerationError(f"session {session!r}: {error}") from error
@@ -178,11 +182,19 @@ class VllmServerGenerator:
             self._homes[session] = min(self._replicas, key=lambda one: (one.url in self._away, load[one.url]))
         return self._homes[session]
 
-    async def _ask(self, replica: Replica, ids: Sequence[int], params: SamplingParams) -> Sample:
+    async def _ask(
+        self, replica: Replica, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
         """Ask for a turn, and see to it that the policy's weights draw it, not those that a server starts with."""
         version = self._version
         path, body = turn_request(
-            self._models[replica.url], ids, params, self._extras, self._regex, generates=replica.generates
+            self._models[replica.url],
+            ids,
+            params,
+            self._extras,
+            self._regex,
+            images=images,
+            generates=replica.generates,
         )
         if not replica.generates:  # its reply will not say; and a server that starts anew now hangs up
             info = await replica.ask(self._http(), "GET", "/weight_info", None, 60.0)
@@ -283,6 +295,25 @@ class VllmServerGenerator:
                         push.push(version)
                     except GenerationError as error:
                         logger.info("not back yet: %s", error)
+
+
+def check_images(replica: Replica) -> None:
+    """Check that a server takes the trainer's token ids and pixels together.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    require_msgpack()
+    if not replica.generates:
+        raise ConfigurationError(
+            f"the vLLM server at {replica.url} has no /inference/v1/generate, and its other routes read images by "
+            "themselves, so that their rows may differ from the trainer's; start it with --enable-scale-out."
+        )
+    if replica.normalizes is not False:
+        raise ConfigurationError(
+            f"the vLLM server at {replica.url} normalizes pixels by itself, and the trainer's are normalized already; "
+            "start it with --no-mm-device-do-normalize."
+        )
 
 
 def check_logprobs(replica: Replica) -> None:

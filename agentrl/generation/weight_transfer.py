@@ -179,6 +179,7 @@ class WeightTransfer:
     def __init__(self, server: Replica, weights: PolicyWeights, channel: Channel, timeout: float) -> None:
         self._server, self._weights, self._channel, self._timeout = server, weights, channel, timeout
         self.model = server.model
+        self._sees_images = weights.sees_images
         self._open = False
         self._pushed = ""
 
@@ -200,6 +201,8 @@ class WeightTransfer:
             self._post("/finish_weight_update", {"weight_version": str(version)})
             # Also of turns in flight: they go on as the new weights would, had they read the row themselves.
             self._post("/reset_prefix_cache?reset_running_requests=true")
+            if self._sees_images:  # features of old weights
+                self._post("/reset_encoder_cache")
             self._pushed = str(version)
         except BaseException:
             self.close()

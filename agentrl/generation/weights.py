@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import ConfigurationError
+from agentrl.generation.vision import placeholder_id
 
 
 class PolicyWeights:
@@ -23,6 +24,9 @@ class PolicyWeights:
 
     Args:
         model: The policy, not wrapped for distribution; with adapters of PEFT or without.
+
+    Attributes:
+        sees_images: Whether features of images are made with them too.
 
     Raises:
         ConfigurationError: The weights are quantized.
@@ -36,6 +40,7 @@ class PolicyWeights:
                 "the policy's weights are quantized, so they can neither be sent to vLLM nor be merged with adapters; "
                 "load the model without quantization_config, or leave use_vllm=False."
             )
+        self.sees_images = placeholder_id(self._model) is not None
         names = {name: value.to("meta") for name, value in _walk(self._model, "", merge=False)}
         self._converts = revert_weight_conversion(self._model, dict(names)).keys() != names.keys()
 

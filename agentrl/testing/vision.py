@@ -21,7 +21,6 @@ from transformers import (
     Gemma3Processor,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
-    Gemma4Processor,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -305,17 +304,18 @@ def _qwen3_5(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     return _qwen(Qwen3_5ForConditionalGeneration, Qwen3_5Config, text, vision)
 
 
-class _Gemma4Processor(Gemma4Processor):
-    """The processor of Gemma 4 without videos, which would need torchvision, and without sound."""
-
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
-        self.image_token, self.image_token_id = tokenizer.image_token, tokenizer.image_token_id
-        self.boi_token, self.eoi_token = tokenizer.boi_token, tokenizer.eoi_token
-        self.boa_token = self.eoa_token = ""
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-
 def _gemma4(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
+    from transformers import Gemma4Processor  # up to transformers 5.19 this imports torchvision
+
+    class Processor(Gemma4Processor):
+        """Without videos, which would need torchvision, and without sound."""
+
+        def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+            self.image_token, self.image_token_id = tokenizer.image_token, tokenizer.image_token_id
+            self.boi_token, self.eoi_token = tokenizer.boi_token, tokenizer.eoi_token
+            self.boa_token = self.eoa_token = ""
+            ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
     calls = ["<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>']
     tokenizer = _tokens(
         ["<|turn>", "<|channel>", "<channel|>", *calls],
@@ -338,7 +338,7 @@ def _gemma4(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
         tie_word_embeddings=False,
     )
     images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
-    return Gemma4ForConditionalGeneration(config), _Gemma4Processor(images, tokenizer)
+    return Gemma4ForConditionalGeneration(config), Processor(images, tokenizer)
 
 
 _FAMILIES: dict[str, Callable[[dict[str, Any]], tuple[PreTrainedModel, ProcessorMixin]]] = {

@@ -8,8 +8,8 @@ has no targets.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -139,7 +139,7 @@ class Collector:
         else:
             sampled = policy if self._whole is None else self._whole.model
             self.generator = (
-                generator_of(args, sampled, trainer.compute_loss_context_manager)
+                generator_of(args, sampled, processing_class, trainer.compute_loss_context_manager)
                 if generator is None
                 else generator(sampled)
             )

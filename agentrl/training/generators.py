@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from agentrl.generation.base import Generator, Probed, SamplingParams
 from agentrl.generation.factory import make_generator
@@ -58,13 +58,17 @@ def warn_unscored(special: Mapping[str, object]) -> None:
 
 
 def generator_of(
-    args: RolloutConfig, model: PreTrainedModel, autocast: Callable[[], AbstractContextManager[object]]
+    args: RolloutConfig,
+    model: PreTrainedModel,
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin,
+    autocast: Callable[[], AbstractContextManager[object]],
 ) -> Generator:
     """Make the generator that a configuration selects.
 
     Args:
         args: The configuration.
         model: The policy, not wrapped.
+        processing_class: What it reads with.
         autocast: Makes the mixed-precision context of a forward pass.
     """
     special = unscored(args)
@@ -73,7 +77,7 @@ def generator_of(
 
         if special:
             warn_unscored(special)
-        return vllm_generator(args, model, sampling_of(args), special)
+        return vllm_generator(args, model, sampling_of(args), special, processing_class)
     if args.use_transformers_continuous_batching:
         from agentrl.generation.continuous import ContinuousGenerator
 

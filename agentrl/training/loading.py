@@ -97,11 +97,6 @@ def load_processing_class(
             f"processing_class is a {type(processing_class).__name__}, but {type(model).__name__} sees no images; pass "
             "a tokenizer."
         )
-    if isinstance(processing_class, ProcessorMixin) and args.use_vllm:
-        raise ConfigurationError(
-            "use_vllm=True with a processor of images: images are not passed on to vLLM in this version; leave "
-            "use_vllm out, or pass the tokenizer alone to train on text."
-        )
     tokenizer = tokenizer_of(processing_class)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:

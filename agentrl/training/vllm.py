@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from agentrl.generation.base import Generator, SamplingParams
 from agentrl.generation.processes import is_first
 from agentrl.generation.vllm_http import Replica
+from agentrl.generation.vllm_images import require_known
 from agentrl.generation.vllm_server import Push, VllmServerGenerator
 from agentrl.generation.weight_transfer import Channel, GlooChannel, NcclChannel, WeightTransfer, address_towards
 from agentrl.generation.weights import PolicyWeights
@@ -20,7 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 def vllm_generator(
-    args: RolloutConfig, policy: PreTrainedModel, sampling: SamplingParams, extras: Mapping[str, Any]
+    args: RolloutConfig,
+    policy: PreTrainedModel,
+    sampling: SamplingParams,
+    extras: Mapping[str, Any],
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
 ) -> Generator:
     """Make the generator that `vllm_mode` asks for.
 
@@ -29,12 +34,17 @@ def vllm_generator(
         policy: The policy, not wrapped.
         sampling: How turns will be drawn.
         extras: Further sampling parameters of vLLM.
+        processing_class: What the policy reads with; rows may have images where it is a processor.
     """
+    processor = processing_class if isinstance(processing_class, ProcessorMixin) else None
+    if processor is not None:
+        require_known(policy)
     if args.vllm_mode == "colocate":
         from agentrl.generation.vllm_colocate import VllmColocateGenerator
 
         return VllmColocateGenerator(
             policy,
+            processor=processor,
             sampling=sampling,
             extras=extras,
             regex=args.vllm_structured_outputs_regex,
@@ -51,6 +61,7 @@ def vllm_generator(
         sampling=sampling,
         extras=extras,
         regex=args.vllm_structured_outputs_regex,
+        sees_images=processor is not None,
         timeout=args.vllm_server_timeout,
         request_timeout=args.vllm_request_timeout,
     )

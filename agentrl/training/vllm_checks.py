@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.limits import require_seconds
@@ -11,8 +13,27 @@ from agentrl.training.objective_checks import require
 if TYPE_CHECKING:
     from agentrl.training.arguments import RolloutConfig
 
+logger = logging.getLogger(__name__)
+
 MODES = ("colocate", "server")
 IMPLEMENTATIONS = ("vllm", "transformers")
+OF_COLOCATE = (
+    "vllm_model_impl",
+    "vllm_gpu_memory_utilization",
+    "vllm_max_model_length",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+)
+OF_SERVER = (
+    "vllm_server_base_url",
+    "vllm_server_host",
+    "vllm_server_port",
+    "vllm_server_timeout",
+    "vllm_request_timeout",
+    "vllm_group_port",
+)
+OTHER_MODE = {"colocate": OF_SERVER, "server": OF_COLOCATE}
+"""Arguments that a run in this mode does not need; a script may keep them for the other one."""
 
 
 def check_vllm(args: RolloutConfig) -> None:
@@ -37,6 +58,9 @@ def check_vllm(args: RolloutConfig) -> None:
     require(shards >= 1, "vllm_tensor_parallel_size", shards, "at least 1")
     if not args.use_vllm:
         return
+    idle = [name for name in OTHER_MODE[args.vllm_mode] if getattr(args, name) != default_of(args, name)]
+    if idle:
+        logger.warning("with vllm_mode=%r nothing comes of %s", args.vllm_mode, ", ".join(idle))
     for name in ("use_transformers_continuous_batching", "cache_implementation"):
         if getattr(args, name):
             raise ConfigurationError(f"{name}={getattr(args, name)!r} is about another generator; drop it or use_vllm.")
@@ -54,3 +78,8 @@ def check_vllm(args: RolloutConfig) -> None:
             "vllm_structured_outputs_regex makes vLLM sample from what matches, and the trainer scores all tokens, so "
             "their ratio is no error to be corrected; set vllm_importance_sampling_correction=False."
         )
+
+
+def default_of(args: RolloutConfig, name: str) -> Any:
+    """The default of an argument."""
+    return next(field.default for field in dataclasses.fields(args) if field.name == name)

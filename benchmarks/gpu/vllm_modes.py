@@ -1,8 +1,9 @@
 """How fast vLLM's two modes are on a GPU: tokens a second, weight synchronisation, step. NOT RUN: there was no GPU.
 
-    CUDA_VISIBLE_DEVICES=0 python benchmarks/gpu/vllm_modes.py   # colocate, one GPU, under 8 minutes
-    CUDA_VISIBLE_DEVICES=0 python benchmarks/gpu/vllm_modes.py --mode server --server-gpu 1     # starts `vllm serve`
+    python benchmarks/gpu/vllm_modes.py
 
+Under 8 minutes: each mode has 230 seconds, in a process of its own. Colocate runs on GPU 0; server mode trains there,
+starts `vllm serve` on GPU 1 and is left out where there is one GPU alone (NCCL joins no two ranks on one).
 The environment is a counting game with a tool, so episodes have several turns. Printed are the mean over the steps
 after the first two, the difference between sampler and trainer, and the kernels that took most of a profiled step.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ import torch
 from agentrl import GRPOConfig, GRPOTrainer
 
 WARM_UP = 2
+MODE_SECONDS = 230
 
 
 class Counter:
@@ -49,7 +53,7 @@ def serve(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     command = ["vllm", "serve", options.model, "--port", str(options.port), "--max-model-len", "4096"]
     command += ["--weight-transfer-config", '{"backend": "nccl"}', "--enable-scale-out"]
     command += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": options.server_gpu}
+    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
@@ -69,7 +73,7 @@ def measure(options: argparse.Namespace) -> None:
             use_vllm=True,
             vllm_mode=options.mode,
             vllm_server_port=options.port,
-            vllm_server_timeout=300.0,
+            vllm_server_timeout=float(MODE_SECONDS),
             vllm_max_model_length=4096,
             vllm_enable_sleep_mode=options.mode == "colocate",
             logging_steps=1,
@@ -109,17 +113,37 @@ def measure(options: argparse.Namespace) -> None:
     print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=15))
 
 
+def run_each() -> int:
+    """Run each mode that the GPUs allow for; returns the exit code."""
+    failed = 0
+    for mode, gpus in (("colocate", 1), ("server", 2)):
+        if torch.cuda.device_count() < gpus:
+            print(f"{mode}: left out, it needs {gpus} GPUs and there are {torch.cuda.device_count()}")
+            continue
+        command = [sys.executable, *sys.argv, "--mode", mode]
+        # A session of its own, so that a mode that takes too long ends with all that it has started.
+        child = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, start_new_session=True)
+        try:
+            failed |= child.wait(MODE_SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"{mode}: not finished after {MODE_SECONDS} s")
+            failed = 1
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--mode", choices=["colocate", "server"], default="colocate")
+    parser.add_argument("--mode", choices=["colocate", "server"], help="this one alone, without a limit of time")
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
     parser.add_argument("--rollouts", type=int, default=64)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--server-gpu", default="1", help="CUDA_VISIBLE_DEVICES of the server")
     options = parser.parse_args()
-    if torch.cuda.device_count() != 1:
-        sys.exit(f"show the trainer one GPU (CUDA_VISIBLE_DEVICES); it sees {torch.cuda.device_count()}.")
+    if options.mode is None:
+        sys.exit(run_each())
     server = serve(options) if options.mode == "server" else None
     try:
         measure(options)

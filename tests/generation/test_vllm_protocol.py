@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+
+import msgspec
 import pytest
+import torch
 
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import SamplingParams
 from agentrl.generation.vllm_protocol import check_sampling, read_turn, turn_request
-from agentrl.types import FinishReason
+from agentrl.types import FinishReason, Image, ImageSpan
 
 PARAMS = SamplingParams(max_tokens=4, stop_ids=frozenset({9, 7}), temperature=0.5, top_k=3, seed=2**62)
 # Recorded from vLLM 0.32 (fields that nobody reads are left out).
@@ -117,3 +122,38 @@ def test_what_vllm_would_sample_otherwise_or_ignore_is_refused(params, extras, w
     with pytest.raises(ConfigurationError, match=words):
         check_sampling(SamplingParams(max_tokens=1, **params), extras)
     check_sampling(SamplingParams(max_tokens=1, top_p=0.9, top_k=5, repetition_penalty=1.2), {"min_tokens": 2})
+
+
+def image_at(start: int, digest: str) -> ImageSpan:
+    pixels, grid = torch.arange(32.0).view(8, 4), torch.tensor([[1, 4, 2]])
+    return ImageSpan(Image(digest, "", 2, {"pixel_values": pixels, "image_grid_thw": grid}), start, start + 2)
+
+
+def test_images_go_with_the_trainers_own_ids_and_pixels():
+    """The layout is that of vLLM's `MultiModalFeatures`; the tests marked vllm have vLLM read it."""
+    images = [image_at(1, "a"), image_at(4, "b")]
+    path, body = turn_request("m", [5, 3, 3, 6, 3, 3, 7], PARAMS, {}, images=images, generates=True)
+    assert path == "/inference/v1/generate"
+    assert body["token_ids"] == [5, 3, 3, 6, 3, 3, 7]
+    features = body["features"]
+    assert features["mm_hashes"] == {"image": ["a", "b"]}
+    assert features["mm_placeholders"] == {"image": [{"offset": 1, "length": 2}, {"offset": 4, "length": 2}]}
+    first, second = (msgspec.msgpack.decode(base64.b64decode(item)) for item in features["kwargs_data"]["image"])
+    assert first == second
+    dtype, shape, data = first["pixel_values"]["data"]
+    assert (dtype, shape, data.code) == ("float32", [8, 4], 3)
+    assert torch.frombuffer(bytearray(data.data), dtype=torch.float32).tolist() == list(range(32))
+    assert first["pixel_values"]["field"] == ["flat", {"slices": [[0, 8, None]], "dim": 0, "keep_on_cpu": False}]
+    assert first["image_grid_thw"]["data"][:2] == ["int64", [3]]
+    assert first["image_grid_thw"]["field"] == ["batched", {"keep_on_cpu": True}]
+
+
+def test_an_image_with_other_tokens_among_its_placeholders_is_refused():
+    with pytest.raises(GenerationError, match="no single run of 2 placeholders"):
+        turn_request("m", [5, 3, 4, 6], PARAMS, {}, images=[image_at(1, "a")], generates=True)
+
+
+def test_ids_that_are_never_drawn_get_the_lowest_bias_besides_other_ones():
+    never = dataclasses.replace(PARAMS, suppress_tokens=(3,))
+    _, body = turn_request("m", [5], never, {"logit_bias": {"8": 1.5}})
+    assert body["logit_bias"] == {8: 1.5, 3: -100.0}

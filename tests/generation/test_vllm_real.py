@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,24 +19,17 @@ from agentrl.generation.weight_transfer import GlooChannel, WeightTransfer
 from agentrl.generation.weights import PolicyWeights
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import FIX_VOCAB_SIZE, fix_tokenizer
+from agentrl.testing.vllm import ENVIRONMENT, VllmServer, free_port
 from agentrl.training.sampler_check import differences
 from tests.generation.test_vllm_server import Broken, change
+from tests.generation.vllm_vision import FAMILY, python_path, seeing, train
 
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv-vllm" / "bin"
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(ROOT),
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_SERVER_DEV_MODE": "1",
-}
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 IDS = [140, 150, 160]
 PARAMS = SamplingParams(max_tokens=16, temperature=0.7, top_k=40, repetition_penalty=1.2, seed=2**62)
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,41 +39,29 @@ pytestmark = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def policy():
-    return tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, tie_word_embeddings=True, **HEADS)
-
-
-@pytest.fixture(scope="module")
-def server(policy, tmp_path_factory):
-    """A real server with tied embeddings, whose head vLLM forgets to renew on the CPU."""
+@pytest.fixture(scope="module", params=["tied"])
+def served(request, tmp_path_factory):
+    """A policy and a real server of it; vLLM forgets to renew tied heads on the CPU."""
+    tied = request.param == "tied"
+    policy = tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, tie_word_embeddings=tied, **HEADS)
     folder = tmp_path_factory.mktemp("vllm")
     policy.save_pretrained(folder / "model")
     fix_tokenizer().save_pretrained(folder / "model")
-    port = free_port()
-    command = [BIN / "vllm", "serve", folder / "model", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--enable-scale-out"]
-    command += ["--no-enable-chunked-prefill", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    command += ["--worker-extension-cls", "agentrl.generation.vllm_worker.Extension"]
-    command += ["--weight-transfer-config", '{"backend": "gloo"}']
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            list(map(str, command)), cwd=folder, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, process_group=0
-        )
-    replica = Replica(f"http://127.0.0.1:{port}")
-    try:
+    with VllmServer(BIN / "vllm", folder / "model", folder) as running:
+        replica = Replica(running.url)
         replica.wait_until_up(START_SECONDS)
         replica.learn()
-        yield replica
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        yield policy, replica
+
+
+@pytest.fixture
+def policy(served):
+    return served[0]
+
+
+@pytest.fixture
+def server(served):
+    return served[1]
 
 
 @pytest.fixture
@@ -93,8 +72,9 @@ def generator(policy, server):
     made.close()
 
 
+@pytest.mark.parametrize("served", ["tied", "untied"], indirect=True)
 def test_a_real_server_samples_from_the_policy_after_every_update(policy, generator, server):
-    """J02, J03: with temperature, top-k and a penalty, over gloo, with tied embeddings."""
+    """J02, J03: with temperature, top-k and a penalty, over gloo."""
     assert server.dtype == "float32"
     assert generator.exact
     assert generator.max_context == 512
@@ -144,6 +124,42 @@ def test_a_real_turn_in_flight_goes_on_across_an_update_and_tells_where(policy, 
     assert 0 < start < 480
     newer = differences(policy, [140], sample, plain)[start:]
     assert newer.max() <= 1e-4, "what came after the update is of the new weights, as if they had read the whole row"
+
+
+def seeing_environment(family: str, folder: Path) -> dict[str, str]:
+    return ENVIRONMENT | {"PYTHONPATH": f"{python_path(folder / 'path')}{os.pathsep}{ROOT}", FAMILY: family}
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_real_engine_in_the_process_sees_what_the_trainer_sees(family, tmp_path):
+    """Rows with pictures, the same one twice and none: logprobs agree after every update of the vision tower."""
+    done = subprocess.run(
+        [BIN / "python", "-W", "ignore", "-m", "tests.generation.vllm_vision", tmp_path],
+        cwd=ROOT,
+        env=os.environ | seeing_environment(family, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
+    differences = json.loads(answers[0].removeprefix("ANSWER "))
+    assert len(differences) == 4
+    assert max(differences) <= 1e-4
+
+
+def test_a_real_server_sees_what_the_trainer_sees(tmp_path):
+    """The same over HTTP: token ids and pixels are the trainer's."""
+    model, processor = seeing("qwen2_5_vl")
+    model.save_pretrained(tmp_path / "model")
+    processor.tokenizer.save_pretrained(tmp_path / "model")
+    options = ["--limit-mm-per-prompt", '{"video": 0}', "--skip-mm-profiling", "--no-mm-device-do-normalize"]
+    environment = seeing_environment("qwen2_5_vl", tmp_path)
+    with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, options, environment) as running:
+        where = {"vllm_server_base_url": running.url, "vllm_group_port": free_port()}
+        differences = train("qwen2_5_vl", tmp_path, vllm_mode="server", vllm_server_timeout=START_SECONDS, **where)
+    assert len(differences) == 4
+    assert max(differences) <= 1e-4
 
 
 @pytest.mark.parametrize("head", ["tied", "untied"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import socket
 import threading
 import time
 
@@ -20,17 +19,12 @@ from agentrl.generation.vllm_server import VllmServerGenerator
 from agentrl.generation.weight_transfer import GlooChannel, WeightTransfer
 from agentrl.generation.weights import PolicyWeights
 from agentrl.testing.models import tiny_model
+from agentrl.testing.vllm import free_port
 from agentrl.training.sampler_check import differences
 from tests.generation.vllm_stub import DROP, StubServer
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.8, top_k=20, repetition_penalty=1.1, seed=1)
 IDS = [5, 9, 12, 7]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

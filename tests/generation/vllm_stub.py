@@ -62,6 +62,7 @@ class StubServer:
         self.max_model_len, self.raw, self.generates, self.lora = max_model_len, raw, generates, lora
         self.backend = "gloo"
         self.dtype = "torch.float32"
+        self.normalizes = True
         self.version = "default"
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.faults: dict[str, deque[Any]] = {}
@@ -160,7 +161,8 @@ class StubServer:
         if path == "/server_info":
             lora = {"max_lora_rank": self.lora} if self.lora else None
             config = {"weight_transfer_config": {"backend": self.backend}, "lora_config": lora}
-            return 200, {"vllm_config": {**config, "model_config": {"dtype": self.dtype}}}
+            images = {"multimodal_config": {"mm_device_do_normalize": self.normalizes}}
+            return 200, {"vllm_config": {**config, "model_config": {"dtype": self.dtype, **images}}}
         if path == "/weight_info":
             return 200, {"weight_version": self.version}
         if path == "/get_world_size":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,13 @@ from agentrl import GRPOConfig, RLOOConfig
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation import vllm_server
 from agentrl.generation.base import SamplingParams
+from agentrl.testing.vision import tiny_vision
+from agentrl.testing.vllm import free_port
 from agentrl.training.sampler_check import EXACT, differences, judge
 from agentrl.training.vllm import vllm_generator
 from tests.generation.vllm_stub import StubServer
 from tests.training.runs import logged, make_config, make_trainer, small_model
 from tests.training.worlds import run_world
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -109,10 +105,10 @@ def test_a_server_killed_in_the_middle_of_a_run_costs_nothing_but_time(server, t
     assert logged(shaken, "loss") == pytest.approx(logged(calm, "loss"), abs=1e-5)
 
 
-def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]]) -> list[Any]:
+def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]], model: dict[str, Any]) -> list[Any]:
     """In one process of several: sample as many turns as are pending here, round by round."""
     rank = int(os.environ["RANK"])
-    policy = small_model()
+    policy = small_model(**model)
     args = make_config(
         "grpo", folder, use_vllm=True, vllm_mode="server", vllm_server_base_url=url, vllm_group_port=port
     )
@@ -139,7 +135,7 @@ def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]]) -> l
 
 def test_processes_with_unequally_many_pending_rollouts_get_their_own_tokens(server, tmp_path):
     """5 and 3 pending rollouts, then 5 and 0: no process waits for another, no row is mixed up."""
-    first, second = run_world(play, tmp_path, tmp_path, server.url, free_port(), [(5, 3), (5, 0), (1, 4)])
+    first, second = run_world(play, tmp_path, tmp_path, server.url, free_port(), [(5, 3), (5, 0), (1, 4)], {})
     assert [len(first), len(second)] == [11, 7]
     for version, drawn_by, difference in first + second:
         assert drawn_by == version
@@ -206,3 +202,74 @@ def test_quantized_weights_are_refused(server, tmp_path, monkeypatch):
     args = make_config("grpo", tmp_path, **options(server))
     with pytest.raises(ConfigurationError, match="quantized"):
         vllm_generator(args, policy, SamplingParams(max_tokens=1), {})
+
+
+COLOCATE = {
+    "vllm_model_impl": ("model_impl", "transformers"),
+    "vllm_gpu_memory_utilization": ("memory_share", 0.7),
+    "vllm_max_model_length": ("max_context", 77),
+    "vllm_tensor_parallel_size": ("tensor_parallel_size", 1),
+    "vllm_enable_sleep_mode": ("sleeps", True),
+    "vllm_structured_outputs_regex": ("regex", "a+"),
+}
+SERVER = {
+    "vllm_server_timeout": ("timeout", 33.0),
+    "vllm_request_timeout": ("request_timeout", 44.0),
+    "vllm_structured_outputs_regex": ("regex", "a+"),
+}
+ADDRESSES = ["vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_group_port"]
+
+
+def recorded(monkeypatch: Any, module: str, name: str) -> dict[str, Any]:
+    """Put a recorder of keywords in place of a class."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(f"{module}.{name}", lambda *args, **keywords: found.update(keywords) or found)
+    return found
+
+
+def test_every_argument_of_vllm_is_used(server, tmp_path, monkeypatch, caplog):
+    """Each of them reaches the generator of its mode; one of the other mode is said to do nothing."""
+    asked = {name for name in (f.name for f in dataclasses.fields(GRPOConfig)) if name.startswith("vllm_")}
+    asked -= {name for name in asked if name.startswith("vllm_importance_sampling")}  # tests/training/test_policy_loss
+    assert asked == {"vllm_mode", *COLOCATE, *SERVER, *ADDRESSES}
+
+    def made(**settings: Any) -> None:
+        args = make_config("grpo", tmp_path, use_vllm=True, vllm_importance_sampling_correction=False, **settings)
+        vllm_generator(args, small_model(), SamplingParams(max_tokens=1), {})
+
+    found = recorded(monkeypatch, "agentrl.generation.vllm_colocate", "VllmColocateGenerator")
+    made(vllm_mode="colocate", **{name: value for name, (_, value) in COLOCATE.items()})
+    assert {word: found[word] for word, _ in COLOCATE.values()} == dict(COLOCATE.values())
+    made(vllm_mode="colocate", vllm_server_port=1234)
+    assert "nothing comes of vllm_server_port" in caplog.text
+
+    found = recorded(monkeypatch, "agentrl.training.vllm", "VllmServerGenerator")
+    channels: list[Any] = []
+    monkeypatch.setattr("agentrl.training.vllm.GlooChannel", lambda *args: channels.append(args))
+    values = {name: value for name, (_, value) in SERVER.items()}
+    made(vllm_mode="server", vllm_server_host="localhost", vllm_server_port=server.port, vllm_group_port=5, **values)
+    made(vllm_mode="server", vllm_server_base_url=server.url, vllm_group_port=6, **values)
+    assert {word: found[word] for word, _ in SERVER.values()} == dict(SERVER.values())
+    assert [port for _, port, _ in channels] == [5, 6]
+    made(vllm_mode="server", vllm_server_base_url=server.url, vllm_gpu_memory_utilization=0.5)
+    assert "nothing comes of vllm_gpu_memory_utilization" in caplog.text
+
+
+def test_images_of_families_that_vllm_would_read_otherwise_are_refused(tmp_path):
+    model, processor = tiny_vision("gemma3")
+    processor.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.raises(ConfigurationError, match="model of type 'gemma3'"):
+        vllm_generator(make_config("grpo", tmp_path, use_vllm=True), model, SamplingParams(max_tokens=1), {}, processor)
+
+
+def test_images_need_the_route_that_takes_token_ids_and_pixels(server, tmp_path):
+    """Any other route of vLLM reads pictures by itself."""
+    model, processor = tiny_vision("qwen2_5_vl")
+    args = make_config("grpo", tmp_path, **options(server))
+    with pytest.raises(ConfigurationError, match="--enable-scale-out"):
+        vllm_generator(args, model, SamplingParams(max_tokens=1), {}, processor)
+    server.generates = True
+    with pytest.raises(ConfigurationError, match="--no-mm-device-do-normalize"):
+        vllm_generator(args, model, SamplingParams(max_tokens=1), {}, processor)
+    server.normalizes = False
+    vllm_generator(args, model, SamplingParams(max_tokens=1), {}, processor).close()

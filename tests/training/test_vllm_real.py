@@ -1,0 +1,94 @@
+"""Trainers on a real vLLM server, which is killed on the way; skipped without `.venv-vllm`, as in CI."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.generation.vllm_http import Replica
+from agentrl.testing.tokenizers import fix_tokenizer
+from agentrl.testing.vllm import VllmServer, free_port
+from agentrl.training.sampler_check import EXACT, UPDATES_CHECKED
+from tests.generation.test_vllm_real import BIN, HEADS, START_SECONDS, pytestmark  # noqa: F401
+from tests.training.runs import logged, make_trainer, rows, small_model
+from tests.training.test_vllm import play
+from tests.training.worlds import run_world
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vllm")
+    small_model(**HEADS).save_pretrained(folder / "model")
+    fix_tokenizer().save_pretrained(folder / "model")
+    with VllmServer(BIN / "vllm", folder / "model", folder) as running:
+        Replica(running.url).wait_until_up(START_SECONDS)
+        yield running
+
+
+def options(server: VllmServer, **others: Any) -> dict[str, Any]:
+    where = {"vllm_server_base_url": server.url, "vllm_group_port": free_port()}
+    return {"use_vllm": True, "vllm_mode": "server", "vllm_server_timeout": START_SECONDS, **where, **others}
+
+
+def train(folder: Path, options: dict[str, Any]) -> list[float]:
+    """In one process of several: train, and tell the differences between sampler and trainer."""
+    trainer = make_trainer("grpo", folder / os.environ["RANK"], model=small_model(**HEADS), generator=None, **options)
+    trainer.train()
+    return logged(trainer, "sampling/sampling_logp_difference/max")
+
+
+def test_processes_with_unequally_many_pending_rollouts_get_their_own_tokens_from_a_real_server(server, tmp_path):
+    """5 and 3 pending rollouts, then 5 and 0: no process waits for another, no row is mixed up."""
+    pending = [(5, 3), (5, 0), (1, 4)]
+    first, second = run_world(play, tmp_path, tmp_path, server.url, free_port(), pending, HEADS)
+    assert [len(first), len(second)] == [11, 7]
+    for version, drawn_by, difference in first + second:
+        assert drawn_by == version
+        assert difference <= EXACT
+
+
+def test_two_processes_train_with_a_real_server(server, tmp_path):
+    """Their ranks sample on their own, the first one pushes the weights, and both agree with the server."""
+    for differences in run_world(train, tmp_path, tmp_path, options(server, max_steps=3)):
+        assert len(differences) == 3
+        assert max(differences) <= EXACT
+
+
+def test_a_real_server_killed_in_the_middle_of_rollouts_costs_nothing_but_time(server, tmp_path, caplog, monkeypatch):
+    """The run says so, waits, pushes the weights again, loses no finished turn and ends as it would have."""
+    turns: list[int] = []
+    ask = Replica.ask
+
+    def after(number: int) -> None:
+        """Kill the server when so many turns are finished and others are being sampled."""
+
+        async def counting(self: Replica, client: Any, method: str, path: str, body: Any, seconds: float) -> Any:
+            reply = await ask(self, client, method, path, body, seconds)
+            if path == "/inference/v1/generate":
+                turns.append(len(turns))
+                if len(turns) == number:
+                    server.kill()
+                    threading.Timer(1.0, server.start).start()
+            return reply
+
+        monkeypatch.setattr(Replica, "ask", counting)
+
+    settings = options(server, max_steps=3, per_device_train_batch_size=16, max_completion_length=200, dataset=rows(8))
+    runs = []
+    for name, number in (("calm", 0), ("shaken", 20)):
+        turns.clear()
+        after(number)
+        trainer = make_trainer("grpo", tmp_path / name, model=small_model(**HEADS), generator=None, **settings)
+        trainer.train()
+        assert len(turns) == 3 * 16 + UPDATES_CHECKED, "each turn was finished once, and the probes were"
+        assert max(logged(trainer, "sampling/sampling_logp_difference/max")) <= EXACT
+        runs.append(trainer)
+    assert f"waiting up to {START_SECONDS:g} s for the server (vllm_server_timeout)" in caplog.text
+    assert "pushing the weights again" in caplog.text
+    calm, shaken = runs
+    assert logged(shaken, "reward") == pytest.approx(logged(calm, "reward"))
+    assert logged(shaken, "loss") == pytest.approx(logged(calm, "loss"), abs=1e-5)
