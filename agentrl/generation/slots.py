@@ -1,8 +1,9 @@
 """Which session holds which slot of the cache, and who has to go when there is no room.
 
 The cache is one rectangle of slots × length, at most `budget` tokens. It begins with the length that the sessions
-before came to, grows by doubling, and shrinks one side when the other one has to grow. Sessions between their turns give way first, the least recently used
-before the others; what to do when only active sessions are left is the scheduler's decision.
+before came to, grows by doubling, and shrinks one side when the other one has to grow. Sessions between their turns
+give way first, the least recently used before the others; what to do when only active sessions are left is the
+scheduler's decision.
 """
 
 from __future__ import annotations
