@@ -173,7 +173,7 @@ def inference(model: nn.Module, autocast: Callable[[], AbstractContextManager[ob
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout and gradient checkpointing off; each module gets its own mode back afterwards."""
-    training = [module for module in model.modules() if module.training]
+    training = list(_in_training(model))
     for module in training:
         module.training = False
     try:
@@ -181,3 +181,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _in_training(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in training mode; `modules()` would name each on the way, at every token."""
+    if module.training:
+        yield module
+    for child in module.children():
+        yield from _in_training(child)

@@ -11,6 +11,7 @@ A `Core`: one thread calls `step` as long as there is work.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
@@ -151,7 +152,7 @@ class Scheduler:
             if donor is not None and donor.slot is not None:  # making room may have evicted it
                 self._pool.share(donor, session, shared)
             if request.remaining == 1:
-                self._join(request)
+                self._join([request])
             else:
                 self._prefilling.append(request)
 
@@ -159,6 +160,8 @@ class Scheduler:
         """Find the slot that holds the longest beginning of a prompt."""
         best, donor = 0, None
         for holder in self._pool.holders:
+            if best == len(prompt):
+                break
             shared = common_prefix(holder.row[: holder.cached], prompt)
             if shared > max(best, _SHARED - 1):
                 best, donor = shared, holder
@@ -213,11 +216,13 @@ class Scheduler:
                 self._pool.drop(request.session)
                 self._answer(request, explain(request.session.name, error))
             return
-        for request in reversed(batch):  # from the last slot on, so that a row is moved once at most
-            if request in self._prefilling and request.remaining == 1:
+        if ended := [request for request in batch if request in self._prefilling and request.remaining == 1]:
+            for request in ended:
                 self._prefilling.remove(request)
-                self._join(request)
-                self._admit_again = True
+            self._join(ended)
+            self._admit_again = True
+        # From the last slot on, so that a row is moved once at most.
+        for request in sorted(batch, key=lambda request: request.session.slot or 0, reverse=True):
             self._finish(request)
 
     def _note_version(self, request: Request) -> None:
@@ -234,9 +239,16 @@ class Scheduler:
 
     # Joining and leaving -------------------------------------------------------------------------------
 
-    def _join(self, request: Request) -> None:
-        self._pool.move(request.session, len(self._decoding))
-        self._decoding.append(request)
+    def _join(self, requests: Sequence[Request]) -> None:
+        """Put requests into the slots behind the decoding ones; those that have one of these slots keep it."""
+        first = len(self._decoding)
+        slots = range(first, first + len(requests))
+        there = {request.session.slot: request for request in requests if request.session.slot in slots}
+        others = iter([request for request in requests if request.session.slot not in slots])
+        for slot in slots:
+            request = there.get(slot) or next(others)
+            self._pool.move(request.session, slot)
+            self._decoding.append(request)
 
     def _leave(self, request: Request) -> None:
         """Take a request out of its queue; the last decoding row takes its place."""

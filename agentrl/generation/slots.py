@@ -1,8 +1,9 @@
 """Which session holds which slot of the cache, and who has to go when there is no room.
 
-The cache is one rectangle of slots × length, at most `budget` tokens. It grows by doubling, and shrinks one
-side when the other one has to grow. Sessions between their turns give way first, the least recently used
-before the others; what to do when only active sessions are left is the scheduler's decision.
+The cache is one rectangle of slots × length, at most `budget` tokens. It begins with the length that the sessions
+before came to, grows by doubling, and shrinks one side when the other one has to grow. Sessions between their turns
+give way first, the least recently used before the others; what to do when only active sessions are left is the
+scheduler's decision.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class SlotPool:
         self.cache = cache
         self._budget = budget
         self._owners: list[Session | None] = []
+        self._longest = 0  # positions that a session has wanted since the cache was last empty
+        self._usual = 0  # and those that one wanted before that
 
     @cached_property
     def budget(self) -> int:
@@ -88,6 +91,7 @@ class SlotPool:
 
     def _pin(self, session: Session, wanted: int) -> None:
         session.wanted, session.pinned = wanted, True
+        self._longest = max(self._longest, wanted)
         if session.slot is None:
             session.slot = self._owners.index(None)
             session.cached = 0
@@ -109,6 +113,8 @@ class SlotPool:
             session.slot, session.cached, session.pinned = None, 0, False
         self._owners.clear()
         self.cache.clear()
+        if self._longest:
+            self._usual, self._longest = self._longest, 0
 
     def share(self, source: Session, target: Session, length: int) -> None:
         """Copy the first `length` positions of a session to another one; both hold slots."""
@@ -139,7 +145,7 @@ class SlotPool:
         if length <= self.cache.length and slots * self.cache.length <= self.budget:
             length = self.cache.length
         else:
-            length = min(max(length, 2 * self.cache.length), self.budget // slots)
+            length = min(max(length, 2 * self.cache.length or self._usual), self.budget // slots)
         slots = min(max(slots, expected, self.cache.slots), self.budget // length)
         holders = self.holders
         # The order stays, and with it the decoding rows at the front.

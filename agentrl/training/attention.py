@@ -1,4 +1,4 @@
-"""Attention within segments: packed rows that do not see each other, and prompts that several rows see.
+"""Attention within segments: packed rows that do not see each other, and beginnings that several rows see.
 
 transformers builds a mask of length x length for packed rows under sdpa, so that packing costs more than the padding it
 saves. Here the mask is never built. The forward pass carries the segments of the packed tokens as a keyword argument,
@@ -14,33 +14,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from agentrl.training.packing import Segment
+
 Attention = Callable[..., tuple[Tensor, Any]]
-
-
-class Segment(NamedTuple):
-    """A stretch of packed tokens, `start:stop`, and a stretch before it that it continues, empty if there is none."""
-
-    prefix_start: int
-    prefix_stop: int
-    start: int
-    stop: int
-
-    @property
-    def prefix_length(self) -> int:
-        """Tokens of the prefix."""
-        return self.prefix_stop - self.prefix_start
-
-    @property
-    def length(self) -> int:
-        """Tokens of the prefix and its own."""
-        return self.prefix_length + self.stop - self.start
 
 
 def attend_segments(
@@ -64,7 +47,7 @@ def attend_segments(
         key: (1, key heads, T, D).
         value: (1, key heads, T, D).
         attention_mask: Not looked at where there are segments.
-        segments: In order, covering all T tokens, a prefix being a segment before; None: one call as it came.
+        segments: In order, covering all T tokens, each behind its parent; None: one call as it came.
         sliding_window: Tokens that a position sees, itself included; None for all.
         **options: Passed on.
 
@@ -76,13 +59,12 @@ def attend_segments(
     # Split at once, not cut out one by one: the gradient of a cut is as long as all segments together.
     lengths = [segment.stop - segment.start for segment in segments]
     parts = zip(segments, *(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    seen: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    seen: list[tuple[Tensor, Tensor]] = []
     outputs = []
     for segment, queries, keys, values in parts:
-        seen[segment.start, segment.stop] = keys, values
-        if segment.prefix_length:
-            before = seen[segment.prefix_start, segment.prefix_stop]
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(before, (keys, values), strict=True))
+        if segment.parent is not None:
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(seen[segment.parent], (keys, values), strict=True))
+        seen.append((keys, values))
         mask = _mask(segment, sliding_window, query.device)
         outputs.append(attend(module, queries, keys, values, mask, **options)[0])
     return torch.cat(outputs, dim=1), None
@@ -90,10 +72,10 @@ def attend_segments(
 
 def _mask(segment: Segment, window: int | None, device: torch.device) -> Tensor | None:
     """Which keys each position of a segment sees, (1, 1, own tokens, all tokens); None where causality says it all."""
-    if not segment.prefix_length and (window is None or segment.length <= window):
+    if not segment.before and (window is None or segment.length <= window):
         return None
     key_K = torch.arange(segment.length, device=device)
-    query_Q1 = key_K[segment.prefix_length :, None]
+    query_Q1 = key_K[segment.before :, None]
     mask_QK = key_K <= query_Q1
     if window is not None:
         mask_QK &= key_K > query_Q1 - window

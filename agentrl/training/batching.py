@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.chat.images import image_types, join_inputs, model_ids
 from agentrl.objectives.aggregation import Denominators
-from agentrl.training.attention import Segment
+from agentrl.training.packing import Segment, pack
 from agentrl.types import Row, Trajectory
 
 Item = TypeVar("Item")
@@ -32,8 +32,8 @@ class Layout(Enum):
     Attributes:
         PADDED: Side by side, padded on the right.
         PACKED: End to end; the model tells them apart by their positions, which start again at each sequence.
-        SHARED: End to end, and a prompt that several sequences have stands once, before their completions; attention
-            is told the segments.
+        SHARED: End to end, and what several sequences begin with, a prompt above all, stands once, before what they go
+            on with; attention is told the segments.
     """
 
     PADDED = auto()
@@ -50,7 +50,8 @@ class MicroBatch:
         attention_mask: 1 on the tokens of sequences, 0 on padding, (S, T); None when packed.
         position_ids: Positions that start again at each sequence, (1, T); None when padded, where the model
             counts.
-        sequences_at: Where each sequence stands in the flattened `input_ids`, its prompt apart if that is shared.
+        sequences_at: Where the tokens of each sequence stand in the flattened `input_ids`, in ascending order, by
+            stretches.
         segments: What attention keeps apart, in order, for a model that is told; else None.
         target_index_N: Index in the flattened `input_ids` of the position that predicts the target, int64
             (N,).
@@ -74,7 +75,7 @@ class MicroBatch:
     input_ids: Tensor
     attention_mask: Tensor | None
     position_ids: Tensor | None
-    sequences_at: tuple[Segment, ...]
+    sequences_at: tuple[tuple[range, ...], ...]
     segments: tuple[Segment, ...] | None
     target_index_N: Tensor
     target_ids_N: Tensor
@@ -181,7 +182,7 @@ def collate(
     index, ids, row_of, sequence_of, logps = [], [], [], [], []
     for s, (r, sequence, place) in enumerate(zip(owners, sequences, inputs["sequences_at"], strict=True)):
         positions = _targets(r, sequence) if trained is None or trained[r] else []
-        before = [*range(place.prefix_start, place.prefix_stop), *range(place.start, place.stop)]
+        before = [*chain(*place)]
         offset = len(sequence.prompt_ids)
         for c in positions:
             index.append(before[offset + c - 1])
@@ -228,45 +229,26 @@ def _pad(
         "attention_mask": (torch.arange(width) < lengths[:, None]).long(),
         "position_ids": None,
         "sequences_at": tuple(
-            Segment(0, 0, s * width, s * width + len(row)) for s, row in enumerate(rows[: len(sequences)])
+            (range(s * width, s * width + len(row)),) for s, row in enumerate(rows[: len(sequences)])
         ),
         "segments": None,
     }
 
 
 def _pack(sequences: Sequence[Row], pad_token_id: int, multiple: int | None, *, share: bool) -> dict[str, Any]:
-    """Sequences end to end; those with one prompt follow it if it is to be shared."""
-    groups: dict[object, list[int]] = {}
-    for s, sequence in enumerate(sequences):
-        groups.setdefault(tuple(sequence.prompt_ids) if share else s, []).append(s)
-    ids: list[int] = []
-    segments: list[Segment] = []
-    sequences_at: dict[int, Segment] = {}
-
-    def append(tokens: list[int], after: Segment | None = None) -> Segment:
-        prefix = (0, 0) if after is None else (after.start, after.stop)
-        segments.append(Segment(*prefix, len(ids), len(ids) + len(tokens)))
-        ids.extend(tokens)
-        return segments[-1]
-
-    for members in groups.values():
-        if len(members) == 1:
-            alone = sequences[members[0]]
-            sequences_at[members[0]] = append(alone.prompt_ids + alone.completion_ids)
-            continue
-        prompt = append(sequences[members[0]].prompt_ids)
-        for s in members:
-            sequences_at[s] = append(sequences[s].completion_ids, after=prompt)
+    """Sequences end to end."""
+    rows = [sequence.prompt_ids + sequence.completion_ids for sequence in sequences]
+    ids, segments, places = pack(rows, share=share)
     if padding := _round_up(max(len(ids), 1), multiple) - len(ids):  # no model runs on no tokens at all
-        append([pad_token_id] * padding)  # one more segment, which nothing sees and which sees nothing
-    kept = [segment for segment in segments if segment.stop > segment.start]
-    positions = chain.from_iterable(range(segment.prefix_length, segment.length) for segment in kept)
+        segments.append(Segment(len(ids), len(ids) + padding))  # nothing sees it, and it sees nothing
+        ids += [pad_token_id] * padding
+    positions = chain.from_iterable(range(segment.before, segment.length) for segment in segments)
     return {
         "input_ids": torch.tensor([ids], dtype=torch.int64),
         "attention_mask": None,
         "position_ids": torch.tensor([list(positions)], dtype=torch.int64),
-        "sequences_at": tuple(sequences_at[s] for s in range(len(sequences))),
-        "segments": tuple(kept) if share else None,
+        "sequences_at": tuple(places),
+        "segments": tuple(segments) if share else None,
     }
 
 

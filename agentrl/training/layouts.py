@@ -28,8 +28,8 @@ def choose_layout(model: PreTrainedModel, *, share: bool = True) -> Layout:
     """Find the cheapest layout that gives a model's rows the numbers that they have alone.
 
     Args:
-        model: On its device. It is run once or twice on 24 tokens, so several processes that share its weights have
-            to call this together.
+        model: On its device. It is run once or twice on some 60 tokens, so several processes that share its weights
+            have to call this together.
         share: Whether rows may share a prompt; what packs by sharing pads if not.
     """
     wanted = _wanted(model)
@@ -98,15 +98,19 @@ def _target_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def _random_rows(vocab_size: int) -> list[Trajectory]:
-    """Three rows of different lengths; two of them have one prompt."""
+    """Four rows of different lengths; three of them have one prompt, and two of those go on alike for a while."""
     ids = random.Random(0)
 
     def draw(count: int) -> list[int]:
         return [ids.randrange(vocab_size) for _ in range(count)]
 
-    common, other = draw(4), draw(3)
-    lengths: list[tuple[list[int], int]] = [(common, 5), (other, 3), (common, 2)]
-    return [_row(prompt, draw(count)) for prompt, count in lengths]
+    common, other, alike = draw(9), draw(3), draw(8)
+    return [
+        _row(common, alike + draw(5)),
+        _row(other, draw(3)),
+        _row(common, draw(4)),
+        _row(common, alike + draw(2)),
+    ]
 
 
 def _row(prompt_ids: list[int], completion_ids: list[int]) -> Trajectory:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -228,14 +229,11 @@ class _Seen:
     def __init__(self, batch: MicroBatch, core: Any) -> None:
         vocab_size = core.config.get_text_config().vocab_size
         ids = batch.input_ids.flatten()
-        places = batch.sequences_at
-        rows = [torch.cat([ids[at.prefix_start : at.prefix_stop], ids[at.start : at.stop]]) for at in places]
-        self.first_SV = torch.stack([first_occurrence(row, vocab_size) for row in rows])
+        places = [torch.tensor([*chain(*place)], dtype=torch.int64, device=ids.device) for place in batch.sequences_at]
+        self.first_SV = torch.stack([first_occurrence(ids[place], vocab_size) for place in places])
         self.sequence_N = batch.sequence_N
-        prefix_start_N, prefix_stop_N, start_N, _ = torch.tensor(places, device=ids.device)[batch.sequence_N].T
-        before_N = batch.target_index_N
-        own_N = before_N - start_N + prefix_stop_N - prefix_start_N
-        self.position_N = 1 + torch.where(before_N < start_N, before_N - prefix_start_N, own_N)
+        before = [batch.target_index_N[batch.sequence_N == s] for s in range(len(places))]  # targets lie by sequence
+        self.position_N = 1 + torch.cat([torch.searchsorted(*pair) for pair in zip(places, before, strict=True)])
 
     def before(self, span: slice) -> Tensor:
         """For the targets of a span, bool (C, V)."""

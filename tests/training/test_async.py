@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -307,9 +308,7 @@ def test_an_update_from_stale_rollouts_is_that_of_the_recorded_probabilities(tmp
     model.load_state_dict(before)
     logps: list[torch.Tensor] = []
     for s, place in enumerate(batch.sequences_at):
-        ids = batch.input_ids.flatten()
-        prefix = ids[place.prefix_start : place.prefix_stop].tolist()
-        row = torch.tensor([prefix + ids[place.start : place.stop].tolist()])
+        row = batch.input_ids.flatten()[[*chain(*place)]][None]
         scores = model(row).logits[0].log_softmax(-1)
         count = int((batch.sequence_N == s).sum())
         first = row.shape[1] - count

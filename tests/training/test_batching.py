@@ -108,14 +108,23 @@ def test_model_inputs_of_each_layout():
 
 
 def test_a_shared_prompt_stands_once():
-    rows = [trajectory([1, 2], [3, 4]), trajectory([9], [8]), trajectory([1, 2], [5]), trajectory([1, 2], [])]
+    prompt = [*range(20, 28)]
+    rows = [trajectory(prompt, [3, 4]), trajectory([9], [8]), trajectory(prompt, [5]), trajectory(prompt, [])]
     batch = collate(rows, pad_token_id=0, layout=Layout.SHARED, pad_to_multiple_of=5)
-    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 9, 8, 0, 0, 0]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 0, 1, 2]]
-    assert batch.segments == ((0, 0, 0, 2), (0, 2, 2, 4), (0, 2, 4, 5), (0, 0, 5, 7), (0, 0, 7, 10))
-    assert batch.sequences_at == ((0, 2, 2, 4), (0, 0, 5, 7), (0, 2, 4, 5), (0, 2, 5, 5))
-    assert predictions(batch) == [(2, 3), (3, 4), (9, 8), (2, 5)]
+    assert batch.input_ids.tolist() == [[*prompt, 3, 4, 5, 9, 8, 0, 0]]
+    assert batch.position_ids.tolist() == [[*range(8), 8, 9, 8, 0, 1, 0, 1]]
+    assert predictions(batch) == [(27, 3), (3, 4), (9, 8), (27, 5)]
     assert batch.row_N.tolist() == [0, 0, 1, 2]
+
+
+def test_sampled_tokens_that_rows_share_are_targets_of_each():
+    common, prompt = [*range(30, 38)], [*range(20, 28)]
+    rows = [trajectory(prompt, [*common, 3]), trajectory(prompt, [*common, 4, 5]), trajectory(prompt, common)]
+    batch = collate(rows, pad_token_id=0, layout=Layout.SHARED)
+    assert batch.input_ids.tolist() == [[*prompt, *common, 3, 4, 5]]
+    shared = [*zip([27, *common], common, strict=False)]
+    assert predictions(batch) == [*shared, (37, 3), *shared, (37, 4), (4, 5), *shared]
+    assert batch.row_N.tolist() == [0] * 9 + [1] * 10 + [2] * 8
 
 
 @pytest.mark.parametrize("layout", [Layout.PACKED, Layout.SHARED])

@@ -44,7 +44,7 @@ def trajectory(prompt: list[int], completion: list[int]) -> Trajectory:
 
 
 def ragged_rows() -> list[Trajectory]:
-    """Rows longer and shorter than the sliding windows of 8; three of them have one prompt."""
+    """Rows longer and shorter than the sliding windows of 8; four have one prompt, three of those go on alike."""
     ids = torch.randint(3, 64, (200,), generator=torch.Generator().manual_seed(0)).tolist()
     prompt = ids[:11]
     return [
@@ -52,7 +52,8 @@ def ragged_rows() -> list[Trajectory]:
         trajectory(ids[36:39], ids[39:44]),
         trajectory(prompt, ids[44:47]),
         trajectory(ids[47:64], ids[64:80]),
-        trajectory(prompt, ids[80:100]),
+        trajectory(prompt, ids[11:25] + ids[80:100]),
+        trajectory(prompt, ids[11:23] + ids[100:104]),
     ]
 
 
