@@ -22,7 +22,7 @@ from agentrl.types import Image, ImageSpan
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Model types whose vision tower vLLM feeds with the inputs that transformers' processor makes, under their names."""
 _RAW = 3
 """The type that vLLM gives to a tensor's bytes in msgpack."""

@@ -81,9 +81,7 @@ def save_in_flight(folder: str | Path, state: InFlight, shape: Shape) -> None:
     }
     path = Path(folder) / share_name(shape.rank)
     temporary = path.with_suffix(".part")
-    safetensors.torch.save_file(
-        tensors, temporary, metadata={"agentrl": json.dumps(header, default=dataclasses.asdict)}
-    )
+    safetensors.torch.save_file(tensors, temporary, metadata={"agentrl": json.dumps(header, default=_plain)})
     os.replace(temporary, path)
 
 
@@ -151,6 +149,11 @@ def _portable(shape: Shape) -> dict[str, int]:
     return {name: value for name, value in dataclasses.asdict(shape).items() if name != "rank"}
 
 
+def _plain(value: Any) -> Any:
+    """What `json` cannot write by itself, as `fields_of` reads it."""
+    return [value.start, value.stop] if isinstance(value, range) else dataclasses.asdict(value)
+
+
 def restored(cls: type[T], plain: dict[str, Any]) -> T:
     """Make a dataclass of what `json` made of its `dataclasses.asdict`."""
     return cls(**fields_of(cls, plain))
@@ -173,6 +176,8 @@ def _typed(hint: Any, value: Any) -> Any:
         return tuple(map(_typed, kinds, value))
     if get_origin(hint) is list and dataclasses.is_dataclass(options[0]):
         return [_typed(options[0], entry) for entry in value]
+    if hint is range:
+        return range(*value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     if isinstance(hint, type) and hasattr(hint, "_fields"):  # a NamedTuple

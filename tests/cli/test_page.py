@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def test_the_page_has_commands():
     assert {line.split()[1] for line in commands("cli.md")} == {"check", "rollout", "train"}
 
 
-def test_the_commands_of_the_tutorial_run_one_after_the_other(model, here):
+def test_the_commands_of_the_tutorial_run_one_after_the_other(model, here, monkeypatch):
     """With a tiny model in the place of that which `examples/counter.py --start` makes."""
+    monkeypatch.setitem(sys.modules, "counter", None)  # the name of an example too, which other tests import
     (here / "counter.py").write_text("\n".join(commands("tutorial.md", "python")))
     (here / "runs").mkdir()
     (here / "runs/start").symlink_to(model)

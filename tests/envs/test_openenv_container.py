@@ -30,7 +30,7 @@ SERVER = Path(__file__).parent / "servers" / "stdlib_openenv.py"
 IMAGE, BASE = "agentrl-test-openenv:1", "agentrl-base:1"
 COMMAND = ["python3", "-u", "/server.py", "{port}"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openenv-container")]  # they count containers of one image
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,7 @@ def test_the_rollout_timeout_interrupts_a_tool_and_keeps_the_turn(kind):
 
     factory = instances_of(Slow)
     script = [turn(call("inc")), turn(call("dig"))]
-    engine = engine_of(script, environments=factory, limits=Limits(rollout_timeout=0.3))
+    engine = engine_of(script, environments=factory, limits=Limits(rollout_timeout=2.0))
     [trajectory] = engine.run(tasks(1))
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TIMEOUT, Limit.ROLLOUT_TIME)
     assert_row_invariants(trajectory)

@@ -19,13 +19,15 @@ from agentrl.types import Outcome
 from tests.rollout.helpers import call, renderer, tasks, turn
 
 
-def gated(**options: Any) -> tuple[RolloutEngine, threading.Event, list[float]]:
-    """An engine whose episodes call a tool that waits for an event; and when it was called."""
+def gated(begun: list[list[int]] | None = None, **options: Any) -> tuple[RolloutEngine, threading.Event, list[float]]:
+    """An engine whose episodes call a tool that waits for an event; when it was called, and which prompts began."""
     opened, called, asked = threading.Event(), [], set()
 
-    def calls_once(session: str, _: list[int], __: SamplingParams) -> list[int]:
+    def calls_once(session: str, ids: list[int], __: SamplingParams) -> list[int]:
         again = session in asked
         asked.add(session)
+        if begun is not None and not again:
+            begun.append(list(ids))
         return turn("done") if again else turn(call("gate"))
 
     def gate() -> str:
@@ -76,18 +78,18 @@ def test_an_error_of_another_play_is_raised_while_one_is_waited_for():
 
 
 def test_no_more_run_at_once_than_have_a_place_and_who_is_waited_for_comes_first():
-    engine, opened, called = gated(max_concurrency=2)
+    begun: list[list[int]] = []
+    engine, opened, called = gated(begun, max_concurrency=2)
     ahead = engine.start(tasks(5))
     wait_for(lambda: len(called) == 2)
-    order: list[str] = []
-    urgent = engine.start(tasks(1), urgent=True)
-    urgent.future.add_done_callback(lambda _: order.append(f"urgent after {len(ahead.finished)}"))
+    urgent = engine.start(tasks(1, prompt=[{"role": "user", "content": "This first."}]), urgent=True)
     time.sleep(0.05)
     assert len(called) == 2
     opened.set()
     assert len(engine.wait(ahead)) == 5
-    assert order[0] in ("urgent after 1", "urgent after 2", "urgent after 3")
+    engine.wait(urgent)
     engine.close()
+    assert [ids != begun[0] for ids in begun] == [False, False, True, False, False, False]
 
 
 def test_a_place_is_not_lost_with_whoever_is_cancelled():

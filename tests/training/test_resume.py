@@ -123,7 +123,8 @@ CASES = {
         options={**SMALL, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2}
     ),
     "kl": Case(options={**SMALL, "steps_per_generation": 4, "beta": 0.1, "shuffle_dataset": False}),
-    "workers": Case(options={"dataloader_num_workers": 1}),
+    # Forked, since a worker with another parent than the killed process would not notice and stay.
+    "workers": Case(options={"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "fork"}),
 }
 FAST = ["shuffled", "iterations", "stream generation", "rloo generation", "environment generation"]
 FAST += ["dropout generation"]

@@ -10,7 +10,7 @@ from agentrl.chat.pictures import FORGOTTEN, REPEATED, count_images, forget_pict
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.journal.journal import Journal
-from agentrl.rollout.journal.records import Records
+from agentrl.rollout.journal.reading import Records
 from agentrl.testing.models import tiny_model
 from agentrl.testing.vision import picture
 from tests.vision.helpers import SCHEMAS, family, play, question, worst_difference, written

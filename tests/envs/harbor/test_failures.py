@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from agentrl.types import Outcome, Task, Trajectory
 from tests.envs.failures import Row, assert_came_true, assert_documented
 from tests.envs.harbor.writing import GREP, HEALTH, HELLO, says, write_task
 from tests.envs.ors_play import use
-from tests.envs.sandbox.conftest import docker_backend, local_backend
+from tests.envs.sandbox.conftest import containers, docker_backend, local_backend
 from tests.rollout.helpers import renderer, turn
 
 NAME = "harbor"
@@ -195,14 +196,10 @@ def test_what_comes_of_a_failure(row: Row, folder: Path, local: tuple[Stage, Cou
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS if row.how.docker])
 def test_what_comes_of_a_failure_in_docker(row: Row, folder: Path) -> None:
     backend = docker_backend()
-    before = {each.id for each in backend.client.containers.list(all=True)}
-
-    def ours() -> list[Any]:
-        return [each for each in backend.client.containers.list(all=True) if each.id not in before]
 
     def last_call() -> str:
-        for container in ours() if row.how.kill else []:
-            container.kill()
+        for container in containers(backend, os.getpid()) if row.how.kill else []:
+            backend.client.api.kill(container)
         return row.how.calls[-1]
 
     stage = Stage(Harbor(folder, backend=backend))
@@ -212,7 +209,7 @@ def test_what_comes_of_a_failure_in_docker(row: Row, folder: Path) -> None:
     finally:
         stage.close()
     assert hit.retries + 1 == row.how.tries
-    assert_came_true(row, hit, others, 1.0, len(ours()))
+    assert_came_true(row, hit, others, 1.0, len(containers(backend, os.getpid())))
     backend.client.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from agentrl.envs import Harbor
 from agentrl.types import Message
 from tests.envs.harbor.writing import says, write_task
-from tests.envs.sandbox.conftest import docker_backend, local_backend
+from tests.envs.sandbox.conftest import containers, docker_backend, local_backend
 from tests.envs.training import calling, rewards_of_training, tiny_agent
 
 INSTRUCTION = "Which column of 1,2,3;4,6,9 has the sum 12? Write its number to out.txt."
@@ -54,5 +55,5 @@ def test_training_raises_the_reward(kind: str, agents: Path, tmp_path: Path) -> 
     assert len(rewards) == 5
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2, rewards
     if kind == "docker":
-        assert backend.client.containers.list(all=True, filters={"label": "agentrl.owner"}) == []
+        assert containers(backend, os.getpid()) == set()
         backend.client.close()

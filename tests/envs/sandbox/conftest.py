@@ -106,7 +106,12 @@ def left(place: Place, parent: int) -> set[str]:
     """Containers, or processes and control groups, of a process."""
     if place.name == "local":
         return local_processes(parent) | groups(parent)
-    everything = place.backend.client.api.containers(all=True, filters={"label": LABEL})
+    return containers(place.backend, parent)
+
+
+def containers(backend: DockerBackend, parent: int) -> set[str]:
+    """The containers of a process; tests in another one may have theirs at the same time."""
+    everything = backend.client.api.containers(all=True, filters={"label": LABEL})
     return {container["Id"] for container in everything if f"/{parent}/" in container["Labels"][LABEL]}
 
 
