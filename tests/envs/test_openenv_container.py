@@ -49,6 +49,8 @@ def client() -> Iterator[Any]:
         entry.size = len(recipe)
         files.addfile(entry, io.BytesIO(recipe))
     client.images.build(fileobj=io.BytesIO(context.getvalue()), custom_context=True, tag=IMAGE)
+    for left in containers(client):  # by a run of these tests that was killed
+        left.remove(force=True)
     yield client
     assert containers(client) == []
     client.images.remove(IMAGE, force=True)
