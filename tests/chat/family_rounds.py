@@ -23,6 +23,7 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Message, Outcome, Task, Trajectory
 from tests.chat.members import OTHERS, TOOL_USERS, Member
+from tests.docs import tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- written by `python -m tests.chat.family_rounds` -->\n", "<!-- end -->\n"
@@ -272,13 +273,5 @@ def _all(answers: Iterable[str]) -> str:
     return "yes" if set(answers) == {"yes"} else "no"
 
 
-def documented(text: str) -> tuple[str, str, str]:
-    """Split the page around the table."""
-    before, _, rest = text.partition(BEGIN)
-    known, _, after = rest.partition(END)
-    return before + BEGIN, known, END + after
-
-
 if __name__ == "__main__":
-    before, _, after = documented(DOCS.read_text(encoding="utf-8"))
-    DOCS.write_text(f"{before}\n{table()}\n{after}", encoding="utf-8")
+    tables.write(DOCS, BEGIN, END, table())

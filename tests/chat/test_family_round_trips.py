@@ -6,12 +6,13 @@ from agentrl.chat.families import recognise
 from agentrl.chat.prefix import call_id, tool_call
 from agentrl.errors import TemplateError
 from tests.chat.family_rounds import (
+    BEGIN,
     DOCS,
+    END,
     SCHEMAS,
     assert_exact,
     assert_read,
     assert_reasoning_kept,
-    documented,
     encode,
     equals_own_render,
     play,
@@ -22,6 +23,7 @@ from tests.chat.family_rounds import (
 )
 from tests.chat.growth import seconds_of
 from tests.chat.members import TOOL_USERS
+from tests.docs import tables
 
 every_tool_user = pytest.mark.parametrize("member", TOOL_USERS, ids=lambda member: member.name)
 
@@ -94,4 +96,4 @@ def test_the_own_render_was_compared_for_most_models():
 
 def test_the_table_of_the_documentation_is_current():
     """Stale? `python -m tests.chat.family_rounds` writes it anew."""
-    assert documented(DOCS.read_text(encoding="utf-8"))[1].strip() == table().strip()
+    assert tables.split(DOCS.read_text(encoding="utf-8"), BEGIN, END)[1].strip() == table().strip()

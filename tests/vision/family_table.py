@@ -20,6 +20,7 @@ from agentrl.chat.pictures import take_pictures
 from agentrl.generation.local import LocalGenerator
 from agentrl.testing.vision import TINY_VISION_FAMILIES
 from agentrl.types import Trajectory
+from tests.docs import tables
 from tests.vision.helpers import family, full_render, play, question, worst_difference, written
 
 TURNS = [
@@ -155,13 +156,5 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def documented(text: str) -> tuple[str, str, str]:
-    """Split the page around the table."""
-    before, _, rest = text.partition(BEGIN)
-    known, _, after = rest.partition(END)
-    return before + BEGIN, known, END + after
-
-
 if __name__ == "__main__":
-    before, _, after = documented(DOCS.read_text(encoding="utf-8"))
-    DOCS.write_text(f"{before}\n{table()}\n{after}", encoding="utf-8")
+    tables.write(DOCS, BEGIN, END, table())
