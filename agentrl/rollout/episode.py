@@ -28,7 +28,8 @@ from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation, trajectory_of
 from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
-from agentrl.rollout.journal.journal import Entry, Journal
+from agentrl.rollout.journal.entry import Entry
+from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.journal.records import RolloutRecord, TurnRecord
 from agentrl.rollout.journal.values import dumps
 from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room

@@ -86,7 +86,8 @@ class Caller:
         began = time.monotonic()
         try:
             params = replace(sampling, max_tokens=most, seed=seed)
-            sample = await self.stage.generator.sample(place.session, place.ids, params)
+            with self.stage.asking:
+                sample = await self.stage.generator.sample(place.session, place.ids, params)
         except Exception as error:
             if not self.over.done():
                 self.over.set_exception(error)
