@@ -121,7 +121,11 @@ def test_the_page_shows_what_a_program_said_between_turns(tmp_path):
     record = play(tmp_path)[1].record
     shown = Shown([tmp_path])
     content = shown.rollout(0, 0, record)
-    assert [[reply["blocks"][0]["text"] for reply in turn["replies"]] for turn in content["turns"]] == [["more"], [], []]
+    assert [[reply["blocks"][0]["text"] for reply in turn["replies"]] for turn in content["turns"]] == [
+        ["more"],
+        [],
+        [],
+    ]
     assert content["turns"][0]["message"]["blocks"][0]["text"].startswith("turn ")
     assert content["turns"][0]["at"] is None
     assert len(content["rows"]) == 2
