@@ -32,7 +32,7 @@ from agentrl.rollout.admission import Admission
 from agentrl.rollout.busy import Busy
 from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.environments import merge_tools
-from agentrl.rollout.episode import Episode, Stage
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
 from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.journal.records import RolloutRecord, State
@@ -42,6 +42,7 @@ from agentrl.rollout.play import Play
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
 from agentrl.rollout.replay import Diverged
+from agentrl.rollout.stage import Stage
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import Task, Trajectory

@@ -15,8 +15,8 @@ from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.endpoint.caller import Caller
 from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.endpoint.server import Endpoint
-from agentrl.rollout.episode import Stage
 from agentrl.rollout.failures import failure_of
+from agentrl.rollout.stage import Stage
 from agentrl.rollout.threads import Threads
 from agentrl.types import Limit, Outcome, Task, Trajectory
 
