@@ -11,8 +11,12 @@ DEMO ?=
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
 
+# What failed beside other tests is tried once more, alone and by name: a test that only then passes depends on how busy
+# the machine is, and is to be mended. One that fails again fails the run.
 test: $(VENV)/.dev ## run all tests, slow ones included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup || { \
+	echo "== failed above: once more, one after the other. What passes now depends on the machine's load: mend it. =="; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none; }
 
 # Last of all: once DeepSpeed is there, every process that trains imports it. It builds an operator when first used.
 test-deepspeed: $(VENV)/.dev $(VENV)/.deepspeed ## the tests of DeepSpeed, which the others skip without it
