@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def said(session: str, ids: list[int], params: Any) -> Sample:
     return Sample(words, [-0.25 * (i + 1) for i in range(len(words))], FinishReason.STOP, 3, ((1, 4),), 0.5)
 
 
-def play(folder: Path) -> list[Trajectory]:
+def play(folder: Path, **columns: Any) -> list[Trajectory]:
     """Three rollouts of the program in one window, which is the same one whenever this is called."""
     asked.clear()
     journal = Journal(folder)
@@ -68,7 +69,7 @@ def play(folder: Path) -> list[Trajectory]:
     journal.begin_run({}, resume=True)
     journal.open_window(kind="train", step=0, identity=0, policy="p")
     try:
-        return engine.run([Task("g", member, 7, QUESTION, {"answer": 1}) for member in range(3)])
+        return engine.run([Task("g", member, 7, QUESTION, columns) for member in range(3)])
     finally:
         engine.close()
         journal.close()
@@ -108,12 +109,14 @@ def test_an_agents_rollout_is_read_back_as_it_was_played(tmp_path):
 
 
 def test_an_agents_finished_rollout_is_not_played_again(tmp_path):
-    """The one that broke is, since it is no signal."""
-    played = play(tmp_path)
-    again = play(tmp_path)
+    """The one that broke is, since it is no signal. A date in the dataset stays one: the journal has its text."""
+    day = date(2026, 11, 30)
+    played = play(tmp_path, day=day)
+    again = play(tmp_path, day=day)
     assert set(asked) == {2}
     assert same(again[0], played[0])
     assert same(again[1], played[1])
+    assert again[0].task.columns == {"day": day}
     assert [t.record for t in again[:2]] == [t.record for t in played[:2]]
 
 

@@ -133,13 +133,14 @@ class Journal:
 
         def find(connection: sqlite3.Connection) -> RolloutRecord | None:
             number = window.found.get((task.group, task.member))
-            record = None if number is None else read_rollout(connection, number)
-            # The dataset may be another one by now.
-            same = record is not None and record.task.seed == task.seed and task_text(record.task) == task_text(task)
-            if record is None or not same:
+            if number is None:
                 return None
-            if record.whole is not None and not record.whole.exact:
-                update(connection, record.summary.id, state=State.SUPERSEDED)
+            kept = connection.execute("SELECT seed, task FROM rollouts WHERE id = ?", [number]).fetchone()
+            if tuple(kept) != (task.seed, task_text(task)):  # the dataset is another one by now
+                return None
+            record = read_rollout(connection, number)
+            if record is not None and record.whole is not None and not record.whole.exact:
+                update(connection, number, state=State.SUPERSEDED)
                 return None
             return record
 
