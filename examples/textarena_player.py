@@ -1,7 +1,7 @@
 """The environment of `textarena_games.py`: any TextArena game for one player.
 
-TextArena's games draw from Python's global random numbers, so each is played in a process of its own: members of a group,
-which get the same seed, play the same game whatever runs beside them.
+TextArena's games draw from Python's global random numbers, so each is played in a process of its own: members of a
+group, which get the same seed, play the same game whatever runs beside them.
 """
 
 from __future__ import annotations

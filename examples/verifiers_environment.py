@@ -1,13 +1,13 @@
 """Train on a verifiers environment (`MultiTurnEnv`, `ToolEnv` and their kin) as it is.
 
-It owns its loop: its `run_rollout` asks an OpenAI-compatible endpoint, where the policy answers, and its rubric gives the
-reward. It lives in an interpreter of its own, because what verifiers needs does not fit the trainer's packages. Run:
+It owns its loop: its `run_rollout` asks an OpenAI-compatible endpoint, where the policy answers, and its rubric gives
+the reward. It lives in an interpreter of its own, because what verifiers needs does not fit the trainer's packages. Run:
 
     make verifiers
     python examples/verifiers_environment.py --model Qwen/Qwen3-0.6B --environment NAME
 
-where NAME is an environment that is installed there. Without `--environment` the one of `verifiers_program.py` is played,
-without `--model` a tiny random model plays, which shows that everything is connected and learns nothing.
+where NAME is an environment that is installed there. Without `--environment` the one of `verifiers_program.py` is
+played; without `--model` a tiny random model plays, which shows that everything is connected and learns nothing.
 """
 
 from __future__ import annotations

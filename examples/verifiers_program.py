@@ -1,8 +1,8 @@
 """A verifiers environment as a program that agentrl trains: used as its authors ship it, against the endpoint.
 
 `verifiers_environment.py` starts it, with the interpreter that verifiers is installed for. It imports nothing of
-agentrl. `rows ENVIRONMENT` writes the environment's data set, a line of JSON a row; `play ENVIRONMENT` plays the row that
-comes on standard input, and writes its reward.
+agentrl. `rows ENVIRONMENT` writes the environment's data set, a line of JSON a row; `play ENVIRONMENT` plays the row
+that comes on standard input, and writes its reward.
 """
 
 from __future__ import annotations
