@@ -1,7 +1,7 @@
 """Train on a verifiers environment (`MultiTurnEnv`, `ToolEnv` and their kin) as it is.
 
 It owns its loop: its `run_rollout` asks an OpenAI-compatible endpoint, where the policy answers, and its rubric gives
-the reward. It lives in an interpreter of its own, because what verifiers needs does not fit the trainer's packages. Run:
+the reward. It lives in an interpreter of its own, because its packages do not fit the trainer's. Run:
 
     make verifiers
     python examples/verifiers_environment.py --model Qwen/Qwen3-0.6B --environment NAME
