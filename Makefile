@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 DEMO ?=
 
-.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents verifiers games venv venv-vllm clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents verifiers games harbor venv venv-vllm clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -72,6 +72,17 @@ $(VERIFIERS)/.done: requirements/verifiers.txt
 	$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
+# The package harbor for its own test: it needs Python 3.12.
+HARBOR := .venv-harbor
+PYTHON312 ?= python3.12
+harbor: $(HARBOR)/.done ## the package that fetches Harbor's datasets and has its cloud environments (470 MB)
+
+$(HARBOR)/.done: requirements/harbor.txt
+	$(PYTHON312) -m venv $(HARBOR)
+	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 # TextArena for examples/textarena_games.py and its test, beside agentrl, without what it lists and does not use.
 games: $(VENV)/.games ## the games that an example trains on
 
@@ -120,4 +131,4 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(AGENTS) $(VERIFIERS) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVERS) $(AGENTS) $(VERIFIERS) $(HARBOR) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache

@@ -19,9 +19,6 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What root has in a sandbox: with less, package managers fail, and files of users could be kept from the verifier."""
 
 FOLDERS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/verifier /logs/artifacts"
-WORKDIR = 'readlink /proc/1/cwd || echo "/"'
-"""The image's folder: that of the container's first process."""
-
 COMMAND_SECONDS = 60.0
 """Deadline of what is run for a task besides what it brings itself."""
 
@@ -79,7 +76,7 @@ class Source:
         try:
             workdir = place.workdir or self._plain(place).workdir
             if workdir is None and self.builds:
-                workdir = (await sandbox.exec(WORKDIR, timeout=COMMAND_SECONDS, user=ROOT, cwd="/")).stdout.strip()
+                workdir = await sandbox.image_folder()
             home = Home(sandbox, workdir or "/")
             made = await home.root(FOLDERS)
             if not made.ok:
