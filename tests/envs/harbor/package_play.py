@@ -27,7 +27,7 @@ def verdicts(folder: Path, names: list[str]) -> dict[str, Any]:
         task = KNOWN[name].write(folder / name)
         harbor = Harbor(task, backend=HarborBackend(f"{HERE}:LocalEnvironment"), reward_key=key)
         verdict = play(harbor, KNOWN[name].acts)
-        found[name] = [verdict.rewards, verdict.fault and verdict.fault.name, verdict.late, verdict.error]
+        found[name] = [verdict.rewards, verdict.fault and verdict.fault.name, verdict.error]
     return found
 
 
@@ -43,8 +43,9 @@ async def sandbox(folder: Path) -> dict[str, Any]:
         late = await box.exec("sleep 600", timeout=1)
         long = await box.exec("seq 100000", timeout=60, max_output=1000)
         running = asyncio.create_task(box.exec("touch begun; sleep 601", timeout=900))
-        while not (await box.exec("test -e begun", timeout=60)).ok:  # noqa: ASYNC110 (a command sets no event)
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(120):
+            while not (await box.exec("test -e begun", timeout=60)).ok:  # noqa: ASYNC110 (a command sets no event)
+                await asyncio.sleep(0.05)
         running.cancel()
         await asyncio.wait([running])
         left = await box.exec("grep -lsa 'sleep.60[1]' /proc/[0-9]*/cmdline", timeout=60)
