@@ -153,7 +153,7 @@ class HarborBackend:
 
         try:
             return self._class(
-                environment_dir=spec.dockerfile or folder,
+                environment_dir=spec.dockerfile or _empty(folder / "environment"),
                 environment_name="agentrl",
                 session_id=f"agentrl-{secrets.token_hex(8)}",
                 trial_paths=TrialPaths(folder / "trial"),
@@ -298,6 +298,11 @@ def _line(command: Command, mark: str) -> str:
     if len(command.stdin) > MAX_STDIN:
         raise ValueError(f"the input has {len(command.stdin)} bytes, at most {MAX_STDIN}; write a file with `put`")
     return f"printf %s {base64.b64encode(command.stdin).decode()} | base64 -d | {line}"
+
+
+def _empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def _need_harbor() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ class Source:
             made = await home.root(FOLDERS)
             if not made.ok:
                 raise HarborFailure(Fault.SETUP, f"/logs cannot be made: {made.stderr.strip()}")
+            if place.files is not None:
+                await home.fill(place.files)
         except BaseException:
             await sandbox.stop()
             raise
@@ -111,6 +114,18 @@ class Home:
     def of(self, user: str | None) -> Home:
         """The same sandbox, seen by a user."""
         return Home(self.sandbox, self.workdir, user)
+
+    async def fill(self, folder: Path) -> None:
+        """Put what is in a folder here where commands start.
+
+        Raises:
+            HarborFailure: It cannot be put there.
+        """
+        try:
+            for name in sorted(os.listdir(folder)):
+                await self.sandbox.put(folder / name, f"{self.workdir.rstrip('/')}/{name}")
+        except OSError as error:
+            raise HarborFailure(Fault.SETUP, f"{folder} cannot be put into the sandbox: {error}") from error
 
     async def exec(
         self,

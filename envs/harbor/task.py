@@ -47,12 +47,14 @@ class Place:
     Attributes:
         image: `docker_image`.
         dockerfile: Folder of the Dockerfile.
+        files: Folder whose files are put where commands start, where no Dockerfile says what to do with them.
         workdir: Where commands start.
         network: `network_mode`.
     """
 
     image: str | None = None
     dockerfile: Path | None = None
+    files: Path | None = None
     workdir: str | None = None
     network: str | None = None
     cpus: float = 1.0
@@ -237,8 +239,8 @@ def _judge(levels: Sequence[tuple[_Reader, Path]], place: Place) -> tuple[Place 
     for table, tests in levels:
         image = table.table("environment").get("docker_image", str, None)
         if image is not None or (tests / "Dockerfile").is_file():
-            return replace(judge, image=image, dockerfile=tests if image is None else None), True
-    return replace(judge, image=place.image, dockerfile=place.dockerfile), False
+            return replace(judge, image=image, dockerfile=tests if image is None else None, files=None), True
+    return replace(judge, image=place.image, dockerfile=place.dockerfile, files=place.files), False
 
 
 def _mode(verifier: _Reader) -> str:
@@ -251,10 +253,12 @@ def _mode(verifier: _Reader) -> str:
 def _place(table: _Reader, folder: Path | None) -> Place:
     network = table.choice("network_mode", NETWORKS, "") or LEGACY_NETWORK.get(table.get("allow_internet", bool, None))
     dockerfile = folder if folder is not None and (folder / "Dockerfile").is_file() else None
+    files = folder if folder is not None and dockerfile is None and folder.is_dir() else None
     image = table.get("docker_image", str, None)
     return Place(
         image=image,
         dockerfile=dockerfile if image is None else None,
+        files=files,
         workdir=table.get("workdir", str, None),
         network=network,
         cpus=table.number("cpus", 1.0) or 1.0,

@@ -78,6 +78,19 @@ def test_a_separate_verifier_gets_the_declared_artifacts_and_nothing_else(tmp_pa
     assert verdict.reward == 1.0, verdict
 
 
+def test_files_of_the_environment_are_there_where_no_dockerfile_takes_them(tmp_path: Path) -> None:
+    """And in a separate verifier that is a copy of the agent's sandbox."""
+    test = f"test -f data/numbers.csv -a -x run.sh && {says('1')}"
+    files = {"environment/data/numbers.csv": "1,2", "environment/run.sh": "#!/bin/sh"}
+    toml = '[environment]\nworkdir = "/app"\n[verifier]\nenvironment_mode = "separate"'
+    task = write_task(tmp_path / "t", toml, test, dockerfile=None, files=files)
+    (task / "environment/run.sh").chmod(0o755)
+    verdict = play(local(task), ["cat data/numbers.csv; ./run.sh && echo ran"])
+    assert "1,2" in verdict.heard
+    assert "ran" in verdict.heard
+    assert verdict.reward == 1.0, verdict
+
+
 def test_artifacts_are_taken_without_what_their_patterns_exclude(tmp_path: Path) -> None:
     toml = (
         'artifacts = [{source = "/app/out", exclude = ["*.o", "cache"]}, {source = "/app/gone", exclude = ["x"]}]\n'
