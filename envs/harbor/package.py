@@ -216,7 +216,9 @@ class HarborSandbox(Sandbox):
             )
         )
         running.add_done_callback(lambda _: command.stop.set())
-        select.select([command.stop], [], [])
+        waiting = select.poll()
+        waiting.register(command.stop, select.POLLIN)
+        waiting.poll()
         if not running.done():
             running.cancel()
             self.run_plain(f"sh -c {shlex.quote(KILL)} {mark}")
