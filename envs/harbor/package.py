@@ -130,7 +130,11 @@ class HarborBackend:
         from harbor.environments.base import SandboxBuildFailedError
 
         folder = Path(tempfile.mkdtemp(prefix="agentrl-harbor-"))
-        environment = self._make(spec, folder)
+        try:
+            environment = self._make(spec, folder)
+        except ConfigurationError:
+            shutil.rmtree(folder)
+            raise
         sandbox = HarborSandbox(spec, self.name, environment, folder)
         try:
             starting = asyncio.wait_for(environment.start(force_build=False), spec.build_timeout)
