@@ -44,8 +44,8 @@ def require_known(model: PreTrainedModel) -> None:
     if model.config.model_type == "qwen3_vl" and not rope.get("mrope_interleaved"):
         raise ConfigurationError(
             "use_vllm=True with images and a qwen3_vl whose text_config.rope_parameters lack mrope_interleaved=True: "
-            "transformers interleaves the positions of images in any case, vLLM where the config says so; add it to the "
-            "model's config.json."
+            "transformers interleaves the positions of images in any case, vLLM where the config says so; add it to "
+            "the model's config.json."
         )
 
 

@@ -52,10 +52,18 @@ class StubServer:
         raw: Report logprobs of the model's own distribution, as vLLM does by default.
         generates: Offer `/inference/v1/generate`.
         lora: Offer adapters, up to this rank.
+        parallel: What it says about its engines.
     """
 
     def __init__(
-        self, model: Any, *, max_model_len: int = 256, raw: bool = False, generates: bool = False, lora: int = 0
+        self,
+        model: Any,
+        *,
+        max_model_len: int = 256,
+        raw: bool = False,
+        generates: bool = False,
+        lora: int = 0,
+        parallel: dict[str, Any] | None = None,
     ) -> None:
         self.first = copy.deepcopy(model)
         self.model = copy.deepcopy(model)
@@ -65,6 +73,8 @@ class StubServer:
         self.normalizes = True
         self.version = "default"
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.parallel = parallel or {}
+        self.engines_asked: list[str | None] = []
         self.faults: dict[str, deque[Any]] = {}
         self.delay: Callable[[dict[str, Any]], float] = lambda body: 0.0
         self.stale = False
@@ -124,6 +134,8 @@ class StubServer:
         path, life = urlsplit(handler.path).path, self._life
         body = json.loads(handler.rfile.read(int(handler.headers.get("content-length") or 0)) or "{}")
         self.requests.append((path, body))
+        if path in ("/v1/completions", "/inference/v1/generate"):
+            self.engines_asked.append(handler.headers.get("X-data-parallel-rank"))
         waiting = self.faults.get(path)
         fault = waiting.popleft() if waiting else None
         if fault is DROP:
@@ -162,7 +174,8 @@ class StubServer:
             lora = {"max_lora_rank": self.lora} if self.lora else None
             config = {"weight_transfer_config": {"backend": self.backend}, "lora_config": lora}
             images = {"multimodal_config": {"mm_device_do_normalize": self.normalizes}}
-            return 200, {"vllm_config": {**config, "model_config": {"dtype": self.dtype, **images}}}
+            model = {"dtype": self.dtype, **images}
+            return 200, {"vllm_config": {**config, "model_config": model, "parallel_config": self.parallel}}
         if path == "/weight_info":
             return 200, {"weight_version": self.version}
         if path == "/get_world_size":
