@@ -105,9 +105,8 @@ def measure(options: argparse.Namespace) -> None:
     logs = [entry for entry in trainer.state.log_history if "step_time" in entry][WARM_UP:]
     steps = [entry["step_time"] for entry in logs]
     tokens, seconds = (sum(column) for column in zip(*plays[WARM_UP:], strict=True))
-    print(
-        f"{torch.cuda.get_device_name() if gpu else 'CPU'}, {options.model}, {options.mode}, {options.rollouts} rollouts a step"
-    )
+    device = torch.cuda.get_device_name() if gpu else "CPU"
+    print(f"{device}, {options.model}, {options.mode}, {options.rollouts} rollouts a step")
     print(f"sampled tokens/s      {tokens / seconds:10.0f}")
     print(f"weight sync, s        {sum(syncs[WARM_UP:]) / len(syncs[WARM_UP:]):10.3f}")
     print(f"optimizer step, s     {sum(steps) / len(steps):10.3f}   (rollouts included)")
