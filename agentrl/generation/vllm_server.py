@@ -172,10 +172,12 @@ class VllmServerGenerator:
         self._version = weights_version
 
     def wake(self) -> None:
-        """Turns are about to be sampled; see `Phased`. The servers are awake."""
+        """The policy stays as it is; see `Phased`. A server that comes back gets it, under the version of `sync`."""
+        with self._pushing:
+            self._still = True
 
     def rest(self) -> None:
-        """The policy may change from here on; see `Phased`. A server that comes back waits for the next `sync`."""
+        """The policy may change from here on; see `Phased`. A server that comes back waits for `wake`."""
         with self._pushing:
             self._still = False
 

@@ -82,7 +82,7 @@ class StubServer:
         self._group: Any = None
         self._received: list[tuple[str, torch.Tensor]] = []
         self._active = False
-        self.port, self._life = 0, 0
+        self.port, self.life = 0, 0
         self.start()
 
     @property
@@ -104,7 +104,7 @@ class StubServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self.alive, self._life = True, self._life + 1
+        self.alive, self.life = True, self.life + 1
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -131,7 +131,7 @@ class StubServer:
     # ------------------------------------------------------------------------------------------------------
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
-        path, life = urlsplit(handler.path).path, self._life
+        path, life = urlsplit(handler.path).path, self.life
         body = json.loads(handler.rfile.read(int(handler.headers.get("content-length") or 0)) or "{}")
         self.requests.append((path, body))
         if path in ("/v1/completions", "/inference/v1/generate"):
@@ -149,7 +149,7 @@ class StubServer:
         except Exception as error:
             text = f"Call to collective_rpc method failed: Worker failed with error '{error}'"
             status, answer = 500, {"error": {"message": text, "type": "InternalServerError", "code": 500}}
-        if not self.alive or life != self._life:
+        if not self.alive or life != self.life:
             handler.close_connection = True
             return
         content = b"" if answer is None else json.dumps(answer).encode()

@@ -6,23 +6,26 @@ import asyncio
 import copy
 import dataclasses
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from agentrl import GRPOConfig, RLOOConfig
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation import vllm_server
 from agentrl.generation.base import SamplingParams
 from agentrl.generation.vllm_images import require_known
+from agentrl.testing.tokenizers import fix_tokenizer
 from agentrl.testing.vision import tiny_vision
 from agentrl.testing.vllm import free_port
 from agentrl.training.sampler_check import EXACT, differences, judge
 from agentrl.training.vllm import vllm_generator
 from tests.generation.vllm_stub import StubServer
-from tests.training.runs import logged, make_config, make_trainer, small_model
+from tests.training.runs import logged, make_config, make_trainer, rows, small_model
 from tests.training.shards import make_sharded
 from tests.training.test_sharded import held_by_sampler
 from tests.training.worlds import run_world
@@ -90,7 +93,6 @@ def test_a_server_killed_in_the_middle_of_a_run_costs_nothing_but_time(server, t
     def delay(body: dict[str, Any]) -> float:
         asked.append(body)
         if len(asked) == 8:  # in the second step
-            import threading
 
             def restart() -> None:
                 server.die()
@@ -106,6 +108,42 @@ def test_a_server_killed_in_the_middle_of_a_run_costs_nothing_but_time(server, t
     assert "pushing the weights again" in caplog.text
     assert logged(shaken, "reward") == pytest.approx(logged(calm, "reward"))
     assert logged(shaken, "loss") == pytest.approx(logged(calm, "loss"), abs=1e-5)
+
+
+class AfterAStep(TrainerCallback):
+    """Sets an event after the first optimizer step."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.event.set()
+
+
+def test_a_server_that_dies_between_two_updates_gets_the_weights_before_the_next_one(server, tmp_path):
+    """With `weight_sync_steps` the trainer waits for rollouts also in steps that hand no weights over."""
+    stepped, lock, dataset = AfterAStep(), threading.Lock(), rows(8)
+    second_window = fix_tokenizer()(dataset["prompt"][2:4])["input_ids"]
+
+    def delay(body: dict[str, Any]) -> float:
+        if body["prompt"] in second_window:
+            stepped.event.wait(60)
+            with lock:
+                if server.life == 1:
+                    server.die()
+                    server.start()
+        return 0.0
+
+    server.delay = delay
+    pace = {"max_steps": 4, "max_staleness": 1, "weight_sync_steps": 2, "shuffle_dataset": False, "dataset": dataset}
+    settings = options(server, **pace, keywords={"callbacks": [stepped]})
+    trainer = make_trainer("async_grpo", tmp_path, generator=None, **{**settings, "vllm_server_timeout": 60.0})
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert server.life == 2
+    versions = [body["weight_version"] for body in server.bodies("/finish_weight_update")]
+    assert versions == ["0", "0", "2"]
+    assert max(logged(trainer, "async/staleness/max")) <= 1
 
 
 def play(folder: Path, url: str, port: int, pending: list[tuple[int, int]], model: dict[str, Any]) -> list[Any]:
