@@ -196,6 +196,7 @@ def train_in_pieces(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_weights_in_pieces_are_whole_in_the_memory_of_one_process_alone(server, tmp_path):
     """So a server may sample from a model that fits on no device of the trainer; it gets the weights again, too."""
     asked = []
