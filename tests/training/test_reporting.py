@@ -1,4 +1,4 @@
-"""What a run reports to the real tensorboard, trackio and wandb, read back from what they wrote: figures and rollouts."""
+"""What a run reports to the real tensorboard, trackio and wandb: figures and rollouts, read back from their files."""
 
 import json
 import sqlite3
