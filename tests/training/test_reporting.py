@@ -6,6 +6,7 @@ import sqlite3
 import pytest
 
 from agentrl import GRPOTrainer
+from agentrl.training.completions import as_markdown
 from tests.training.helpers import chat_rows, constant, make
 
 
@@ -53,3 +54,15 @@ def test_figures_and_rollouts_reach_the_tool(reported):
     assert rewards
     for question in ("q0", "q1", "q2", "q3"):
         assert question in text
+
+
+def test_what_a_model_wrote_is_no_markup_in_tensorboard():
+    """Blocks of code are fenced by more backticks than any text has."""
+    from tensorboard.plugin_util import markdown_to_safe_html
+
+    said = "```\n# not a heading <b>\n````\n[not a link](http://127.0.0.1)"
+    html = markdown_to_safe_html(as_markdown([{"prompt": "p", "completion": said, "advantage": 0.5}]))
+    assert "<h1" not in html
+    assert "<a " not in html
+    assert "# not a heading &lt;b&gt;\n````\n[not a link](http://127.0.0.1)" in html
+    assert "advantage: 0.500" in html
