@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from typing import Any
 
 import psutil
@@ -30,6 +29,7 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome, StepReward
 from tests.rollout.helpers import QUESTION, Counter, call, renderer, tasks, turn
+from tests.waiting import wait_until
 
 METHODS = ("spawn", "forkserver")
 
@@ -145,16 +145,23 @@ def play(environment: Any, script: list[list[int]], count: int = 1, **options: A
     return trajectories
 
 
-def children() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
+
+
+def children() -> set[psutil.Process]:
+    return set(filter(alive, psutil.Process().children(recursive=True)))
 
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks():
-    before, descriptors = len(children()), psutil.Process().num_fds()
+    before, descriptors = children(), psutil.Process().num_fds()
     yield
-    assert len(children()) <= before  # those of an earlier test may have ended meanwhile
-    assert psutil.Process().num_fds() <= descriptors + 2  # an event loop of pytest's own may have come
+    wait_until(lambda: children() <= before)
+    wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)  # an event loop of pytest's own may have come
 
 
 def use(factory: Any, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
@@ -343,26 +350,21 @@ def test_a_dead_process_is_not_asked_to_close_its_instance(caplog):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
-    async def go() -> tuple[int, float]:
+    async def go() -> psutil.Process:
         instance = await asyncio.to_thread(isolated(Room, start_method=method))
         try:
             await instance.reset()
-            child = int(await instance.start_child())
-            started = time.monotonic()
+            child = psutil.Process(int(await instance.start_child()))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(instance.spin(), 0.2)
             with pytest.raises(EnvironmentFailure, match="took too long or was cancelled"):
                 await instance.where()
-            return child, time.monotonic() - started
+            return child
         finally:
             await instance.close()
 
-    child, seconds = asyncio.run(go())
-    assert seconds < 10
-    deadline = time.monotonic() + 5  # dying takes a moment
-    while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    child = asyncio.run(go())
+    wait_until(lambda: not alive(child))  # dying takes a moment
 
 
 @pytest.mark.parametrize(
@@ -388,24 +390,25 @@ def test_a_lying_process_is_a_failure_and_nothing_of_it_is_run(data):
 
 def test_a_warm_instance_is_ready_before_it_is_wanted():
     """`warm` processes wait beyond those in use, a new one starts when one is taken, and all end with the last."""
-    before = len(children())
+    before = children()
     factory = isolated(Room, warm=2)
     first = factory()
-    assert len(children()) - before == 3
+    wait_until(lambda: len(children() - before) == 3)
     waiting = {process.pid for process in factory._ready}
     second = factory()
     assert second._process.pid in waiting
-    assert len(children()) - before == 4
+    wait_until(lambda: len(children() - before) == 4)
     asyncio.run(first.close())
     asyncio.run(first.close())
-    assert len(children()) - before == 3
+    wait_until(lambda: len(children() - before) == 3)
     asyncio.run(second.close())
-    assert len(children()) == before
+    wait_until(lambda: children() <= before)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_that_died_while_it_waited_costs_no_attempt(method):
     """Killed between two rollouts, or before its first one: it is replaced, and so is a dead fork server."""
+    before = children()
     generator, failures = ScriptedGenerator(lambda *_: turn("ok")), FailurePolicy(retries=0)
     engine = RolloutEngine(generator, renderer(), environments=isolated(Room, start_method=method), failures=failures)
     try:
@@ -413,13 +416,10 @@ def test_a_process_that_died_while_it_waited_costs_no_attempt(method):
             (trajectory,) = engine.run(tasks(1))
             engine.release([trajectory])
             assert trajectory.outcome is Outcome.FINISHED
-            killed = children()
+            killed = children() - before  # others have processes here too
             for process in killed:
                 process.kill()
-            deadline = time.monotonic() + 10
-            while any(process.is_running() and process.status() != "zombie" for process in killed):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda killed=killed: not any(map(alive, killed)))
     finally:
         engine.close()
 
@@ -450,12 +450,11 @@ def test_processes_end_with_a_killed_parent(method, tmp_path):
         """)
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
-        pids = [int(parent.stdout.readline())]
-        pids += [process.pid for process in psutil.Process(parent.pid).children(recursive=True)]
+        processes = [psutil.Process(int(parent.stdout.readline()))]
+        processes += psutil.Process(parent.pid).children(recursive=True)
         parent.kill()
         parent.wait()
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
-    assert not alive
+    wait_until(lambda: not any(map(alive, processes)))
 
 
 @pytest.mark.parametrize(

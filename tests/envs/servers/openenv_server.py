@@ -1,6 +1,7 @@
 """OpenEnv servers of openenv itself, with environments of ours; run by the interpreter of `make servers`.
 
-Each answers `GET /sessions` with how many sessions it holds and how many environments were made and closed; `POST /release` ends every step that hangs.
+Each answers `GET /sessions` with how many sessions it holds and how many environments were made and closed.
+`POST /release` ends every step that hangs.
 """
 
 import os
