@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -405,21 +406,40 @@ def test_a_warm_instance_is_ready_before_it_is_wanted():
     wait_until(lambda: children() <= before)
 
 
+def test_a_warm_process_that_died_is_not_taken_although_it_had_made_its_instance():
+    factory = isolated(Room, warm=1)
+    first = factory()
+    [waiting] = factory._ready
+    wait_until(lambda: select.select([waiting._connection], [], [], 0)[0])  # its word that the instance is made
+    os.kill(waiting.pid, signal.SIGKILL)
+    wait_until(lambda: waiting.gone)
+    second = factory()
+    assert second._process.pid != waiting.pid
+    for instance in (first, second):
+        asyncio.run(instance.close())
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_that_died_while_it_waited_costs_no_attempt(method):
     """Killed between two rollouts, or before its first one: it is replaced, and so is a dead fork server."""
     before = children()
     generator, failures = ScriptedGenerator(lambda *_: turn("ok")), FailurePolicy(retries=0)
-    engine = RolloutEngine(generator, renderer(), environments=isolated(Room, start_method=method), failures=failures)
+    factory = isolated(Room, start_method=method)
+    engine = RolloutEngine(generator, renderer(), environments=factory, failures=failures)
+
+    def noticed() -> bool:
+        """Whether the dead have hung up, which is a moment after they became zombies."""
+        waiting = [*factory._ready, *(instance._process for instance in engine.environments._idle[None])]
+        return all(process.gone for process in waiting) and (method == "spawn" or factory._starter.gone)
+
     try:
         for _ in range(2):
             (trajectory,) = engine.run(tasks(1))
             engine.release([trajectory])
             assert trajectory.outcome is Outcome.FINISHED
-            killed = children() - before  # others have processes here too
-            for process in killed:
+            for process in children() - before:  # others have processes here too
                 process.kill()
-            wait_until(lambda killed=killed: not any(map(alive, killed)))
+            wait_until(noticed)
     finally:
         engine.close()
 
