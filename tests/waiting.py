@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import psutil
+
 LONG = 60.0
 """Seconds after which a test gives up on what should have come. No healthy machine, however busy, takes as long."""
 
@@ -26,6 +28,14 @@ async def eventually(condition: Callable[[], object], seconds: float = LONG) -> 
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (what is waited for sets no event)
             await asyncio.sleep(0.01)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that nobody has waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def skip(loop: asyncio.AbstractEventLoop, seconds: float) -> None:

@@ -24,6 +24,7 @@ from agentrl.envs.browser.chromium import PROGRAMS
 from agentrl.errors import EnvironmentFailure
 from agentrl.rollout.loop import LoopThread
 from agentrl.testing.browsing import SCRIPTS, act_at_random, solve
+from tests.waiting import LONG, alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
@@ -75,11 +76,8 @@ def descendants() -> list[psutil.Process]:
 
 
 def left(before: set[int]) -> set[int]:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        now = {process.pid for process in descendants()} - before
-        if not now:
-            break
+    end = time.monotonic() + LONG
+    while (now := {process.pid for process in descendants()} - before) and time.monotonic() < end:
         time.sleep(0.05)
     return now
 
@@ -352,8 +350,8 @@ def test_an_allowed_site_cannot_lead_elsewhere(loop, listener, server, tmp_path)
         with pytest.raises(ValueError, match="cannot be reached"):
             await env.goto(f"{server}/redirect")
         await env.goto(f"{server}/preload")
-        await env.page.evaluate("location = '/redirect'")
-        await asyncio.sleep(0.3)
+        async with env.page.expect_event("requestfailed"):
+            await env.page.evaluate("location = '/redirect'")
         await env.goto(f"{server}/")
         told = await env.page.evaluate("fetch('/redirect', {mode: 'no-cors'}).then(() => 'REACHED', () => 'refused')")
         env.page.on("download", lambda download: downloads.append(download))
@@ -426,15 +424,12 @@ def test_a_crash_is_a_failure_and_the_next_episode_is_not_harmed(loop, browser, 
 
 def test_no_process_is_left_when_ours_is_killed():
     code = "import asyncio\nfrom agentrl.envs import Browser\nasync def play():\n  await Browser()().reset()\n"
-    code += "  print('up', flush=True)\n  await asyncio.sleep(60)\nasyncio.run(play())"
+    code += "  print('up', flush=True)\n  await asyncio.sleep(600)\nasyncio.run(play())"
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout.readline() == "up\n"
-    started = {process.pid for process in psutil.Process(trainer.pid).children(recursive=True)}
+    started = psutil.Process(trainer.pid).children(recursive=True)
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
     assert len(started) >= 2
-    deadline = time.monotonic() + 10
-    while alive := {pid for pid in started if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"}:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.1)
+    wait_until(lambda: not any(map(alive, started)))

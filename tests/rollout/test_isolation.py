@@ -30,7 +30,7 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome, StepReward
 from tests.rollout.helpers import QUESTION, Counter, call, renderer, tasks, turn
-from tests.waiting import wait_until
+from tests.waiting import alive, wait_until
 
 METHODS = ("spawn", "forkserver")
 
@@ -144,13 +144,6 @@ def play(environment: Any, script: list[list[int]], count: int = 1, **options: A
     finally:
         engine.close()
     return trajectories
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != "zombie"
-    except psutil.NoSuchProcess:
-        return False
 
 
 def children() -> set[psutil.Process]:

@@ -26,7 +26,7 @@ from agentrl.rollout.tools import ToolRunner, make_tools
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome, Task, ToolCall, ToolResult
 from tests.rollout.helpers import QUESTION, Counter, call, renderer, run_and_close, tasks, turn
-from tests.waiting import eventually, skip, wait_until
+from tests.waiting import alive, eventually, skip, wait_until
 
 HUNG = 600.0
 """Seconds that nothing here waits for: what hangs, hangs for so long."""
@@ -245,7 +245,7 @@ def test_g11_processes_of_a_tool_that_was_given_up_are_killed_with_their_childre
             await calling
 
     asyncio.run(main())
-    wait_until(lambda: not any(_lives(process) for process in started))
+    wait_until(lambda: not any(map(alive, started)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows the thread that started a process")
@@ -547,10 +547,3 @@ def test_when_one_call_ends_the_rollout_the_others_of_its_turn_end_too() -> None
     [trajectory] = play([turn(call("slow") + call("crash"))], tasks(1), environments=Env, failures=policy)
     assert trajectory.outcome is Outcome.ENV_FAILURE
     assert ended == ["slow"]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

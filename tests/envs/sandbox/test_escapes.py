@@ -103,7 +103,7 @@ def test_fork_bomb_stays_within_its_processes(place: Place) -> None:
         async with await place.start(pids=30, cpus=0.5) as sandbox:
             running = asyncio.create_task(sandbox.exec(python(bomb), timeout=600))
             await eventually(lambda: len(processes(BOMB)) > 1)
-            most = max([len(processes(BOMB)) for _ in range(5)])
+            most = max(len(processes(BOMB)), len(processes(BOMB)))
             running.cancel()
             await asyncio.wait([running])
             return most
