@@ -22,7 +22,7 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.vllm import free_port
 from agentrl.training.sampler_check import differences
 from tests.generation.vllm_stub import DROP, StubServer
-from tests.waiting import LONG, eventually
+from tests.waiting import LONG, eventually, wait_until
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.8, top_k=20, repetition_penalty=1.1, seed=1)
 IDS = [5, 9, 12, 7]
@@ -52,7 +52,7 @@ def world(monkeypatch):
     yield make
     for generator in made:
         generator.close()
-        assert "agentrl-vllm-watch" not in {thread.name for thread in threading.enumerate()}
+        wait_until(lambda: "agentrl-vllm-watch" not in {thread.name for thread in threading.enumerate()})
     for server in servers:
         if server.alive:
             server.die()
