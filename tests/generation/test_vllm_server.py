@@ -36,7 +36,7 @@ def world(monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.05)
     servers: list[StubServer] = []
 
-    def make(count=1, *, policy=None, timeout=10.0, request_timeout=30.0, sampling=PARAMS, **options):
+    def make(count=1, *, policy=None, timeout=30.0, request_timeout=60.0, sampling=PARAMS, **options):
         policy = policy or tiny_model("qwen3")
         servers.extend(StubServer(policy, **options) for _ in range(count))
         pushes = []
@@ -259,7 +259,7 @@ def test_a_killed_server_is_waited_for_gets_its_weights_again_and_the_turn_goes_
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(play()) == expected
     assert server.version == "4"
-    assert "waiting up to 10 s for the server" in caplog.text
+    assert "waiting up to 30 s for the server" in caplog.text
     assert "pushing the weights again" in caplog.text
     assert "answers" in caplog.text
 
