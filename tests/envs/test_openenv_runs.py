@@ -74,7 +74,7 @@ def test_a_server_that_lies_or_hangs_in_a_tenth_of_200_episodes_makes_no_wrong_r
 def test_a_server_that_dies_or_hangs_again_and_again_makes_no_wrong_reward(
     start_openenv: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every second batch it is killed and comes back, or hangs (SIGSTOP) and goes on too late."""
+    """In every third batch it is killed and comes back, or hangs (SIGSTOP) and goes on too late."""
     monkeypatch.setattr(connection, "CLOSE_SECONDS", 0.1)
     server = start_openenv("trouble", sessions=AT_ONCE)
     port, turns = server.port, iter(range(10**6))
@@ -82,10 +82,10 @@ def test_a_server_that_dies_or_hangs_again_and_again_makes_no_wrong_reward(
 
     async def misfortune() -> None:
         turn = next(turns)
-        if turn % (4 * AT_ONCE) == AT_ONCE // 2:
+        if turn % (6 * AT_ONCE) == AT_ONCE // 2:
             running[-1].kill()
             running.append(start_openenv("trouble", sessions=AT_ONCE, port=port))
-        elif turn % (4 * AT_ONCE) == 2 * AT_ONCE + AT_ONCE // 2:
+        elif turn % (6 * AT_ONCE) == 3 * AT_ONCE + AT_ONCE // 2:
             hung = running[-1]
             hung.pause()
             asyncio.get_running_loop().call_later(PATIENCE + 1, hung.resume)

@@ -228,7 +228,7 @@ class Slope:
 def test_rewards_of_turns_cross():
     """By tools, by the end of the episode, and as a list of as many as there were turns."""
     script = [turn(call("up") + call("up")), turn(call("over"))]
-    for environment in (Slope, isolated(Slope)):
+    for environment in (Slope, isolated(Slope, warm=0)):
         (trajectory,) = play(environment, script)
         assert trajectory.turn_rewards == [0.0 + 0.5 + 0.5, 1.0 + 2.0]
         assert trajectory.reward is None
@@ -238,7 +238,7 @@ def test_rewards_of_turns_cross():
 
 def test_images_cross_without_pickle():
     """What `reset` and tools give back as images is the same image here."""
-    factory = isolated(Gallery)
+    factory = isolated(Gallery, warm=0)
 
     async def go() -> tuple[Any, Any]:
         instance = await asyncio.to_thread(factory)
@@ -256,7 +256,7 @@ def test_images_cross_without_pickle():
 
 def test_ends_and_mistakes_arrive_as_what_they_were():
     """`EpisodeDone`, `done`, a failure said by the environment, and an ordinary exception by name and text."""
-    over, mistake, broken = use(isolated(Room), ("finish", {}), ("mistake", {}), ("broken", {}))
+    over, mistake, broken = use(isolated(Room, warm=0), ("finish", {}), ("mistake", {}), ("broken", {}))
     assert isinstance(over, EpisodeDone)
     assert str(over) == "over"
     assert type(mistake).__name__ == "LookupError"
@@ -265,7 +265,7 @@ def test_ends_and_mistakes_arrive_as_what_they_were():
     assert isinstance(broken, EnvironmentFailure)
     assert "the door fell off" in str(broken)
 
-    (trajectory,) = play(isolated(Room), [turn(call("mistake")), turn(call("leave"))])
+    (trajectory,) = play(isolated(Room, warm=0), [turn(call("mistake")), turn(call("leave"))])
     first, second = (turn_.results[0] for turn_ in trajectory.turns)
     assert first.failed
     assert first.content == "Error: LookupError: no such door"
@@ -279,7 +279,7 @@ def test_a_class_that_cannot_be_made_raises_at_construction():
             raise RuntimeError("no display")
 
     with pytest.raises(ConfigurationError, match="no display"):
-        RolloutEngine(ScriptedGenerator([]), renderer(), environments=isolated(Unmakable))
+        RolloutEngine(ScriptedGenerator([]), renderer(), environments=isolated(Unmakable, warm=0))
 
 
 # What breaks -------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_class_that_cannot_be_made_raises_at_construction():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_way_to_die_is_an_environment_failure_that_says_how(method):
     """Segfault, `os._exit`, kill, an endless loop and too much memory cost one process each, F and G."""
-    factory = isolated(Room, memory="1GiB", cpu_time=1, start_method=method)
+    factory = isolated(Room, memory="1GiB", cpu_time=1, start_method=method, warm=0)
     expected = {
         "segfault": "was killed by SIGSEGV in `segfault`; its stderr ends with",
         "exit": "ended with exit code 3 in `exit`",
@@ -337,7 +337,7 @@ class Shop(Room):
 
 def test_a_dead_process_is_not_asked_to_close_its_instance(caplog):
     """Nor does the log say that closing failed, after each crash."""
-    (trajectory,) = play(isolated(Shop), [turn(call("exit"))], failures=FailurePolicy(retries=0, max_rate=1))
+    (trajectory,) = play(isolated(Shop, warm=0), [turn(call("exit"))], failures=FailurePolicy(retries=0, max_rate=1))
     assert trajectory.outcome is Outcome.ENV_FAILURE
     assert "close failed" not in caplog.text
 
@@ -345,7 +345,7 @@ def test_a_dead_process_is_not_asked_to_close_its_instance(caplog):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
     async def go() -> psutil.Process:
-        instance = await asyncio.to_thread(isolated(Room, start_method=method))
+        instance = await asyncio.to_thread(isolated(Room, start_method=method, warm=0))
         try:
             await instance.reset()
             child = psutil.Process(int(await instance.start_child()))
@@ -374,7 +374,7 @@ def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
     ids=["empty", "noise", "junk", "huge", "pickle", "no-answer"],
 )
 def test_a_lying_process_is_a_failure_and_nothing_of_it_is_run(data):
-    (answer,) = use(isolated(Room), ("lie", {"data": list(data)}))
+    (answer,) = use(isolated(Room, warm=0), ("lie", {"data": list(data)}))
     assert isinstance(answer, EnvironmentFailure)
     assert "unreadable answer" in str(answer)
 
@@ -487,7 +487,7 @@ def test_bad_arguments_are_refused(options, text):
 
 def test_a_partial_of_a_class_is_made_over_there():
     async def go() -> float:
-        instance = await asyncio.to_thread(isolated(functools.partial(Room, start=4)))
+        instance = await asyncio.to_thread(isolated(functools.partial(Room, start=4), warm=0))
         try:
             await instance.reset()
             return await instance.get_reward()
