@@ -127,6 +127,33 @@ def test_a_rollout_stays_on_one_server_and_servers_share_rollouts(world):
     assert servers[0].bodies("/v1/completions")[-1]["prompt"] == [40]
 
 
+@pytest.mark.parametrize(
+    ("parallel", "engines"),
+    [
+        ({"data_parallel_size": 3, "data_parallel_size_local": 1}, ["0", "1", "2"]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_hybrid_lb": True}, ["0", "1"]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 1, "data_parallel_external_lb": True}, [None]),
+        ({"data_parallel_size": 1, "data_parallel_size_local": 1}, [None]),
+    ],
+)
+def test_a_rollout_stays_on_one_engine_of_a_server_with_several(world, parallel, engines):
+    """`--data-parallel-size`: by itself vLLM would send each turn to another engine, which has not its prefix."""
+    _, [server], generator = world(parallel=parallel)
+    server.engines_asked.clear()
+
+    async def play():
+        for _ in range(2):
+            for session in range(3):
+                await generator.sample(f"s{session}", IDS, PARAMS)
+        return await generator.probe(IDS, PARAMS)
+
+    probes = asyncio.run(play())
+    assert server.engines_asked[:3] == (engines * 3)[:3]
+    assert server.engines_asked[3:6] == server.engines_asked[:3]
+    assert server.engines_asked[6:] == engines, "each engine has weights of its own to be checked"
+    assert len(probes) == len(engines)
+
+
 def test_e07_the_servers_context_is_asked_and_held(world):
     _, _, generator = world(max_model_len=16)
     assert generator.max_context == 16

@@ -527,6 +527,15 @@ def test_images_stay_blocks_and_text_blocks_become_text() -> None:
     assert render([{"type": "image", "id": 7}]) == '[{"type": "image", "id": 7}]'  # data, not a block
 
 
+def test_a_block_alone_is_content_too():
+    """Not JSON that describes a picture; a dict that is no block stays JSON."""
+    image = Image.new("RGB", (2, 2))
+    assert render({"type": "image", "image": image}) == [{"type": "image", "image": image}]
+    assert render({"type": "text", "text": "a"}) == "a"
+    assert render({"type": "image", "id": 7}) == '{"type": "image", "id": 7}'
+    assert render({"type": "text", "text": 7}) == '{"type": "text", "text": 7}'
+
+
 def test_e05_truncation_cuts_the_side_it_says() -> None:
     text = "x" * 100 + "Final: 7"
     assert truncate(text, 32, "left") == "[76 characters left out]" + text[-32:]
