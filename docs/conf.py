@@ -55,30 +55,13 @@ def _default(field: dataclasses.Field) -> object:
     return field.default if factory is dataclasses.MISSING else factory()
 
 
-INERT = (
-    "vllm_mode",
-    "vllm_model_impl",
-    "vllm_enable",
-    "vllm_server",
-    "vllm_group",
-    "vllm_gpu",
-    "vllm_max",
-    "vllm_tensor",
-)
-"""Beginnings of the names that mean nothing as long as what they belong to is refused."""
-
-
-def _works(field: dataclasses.Field) -> bool:
-    return field.name not in REFUSED and not field.name.startswith(INERT)
-
-
 def _arguments(config: type, *, without: type) -> str:
     """The arguments of a configuration that another one lacks or has with another default."""
     known = {field.name: _default(field) for field in dataclasses.fields(without)}
     rows = [
         (f"`{field.name}`", f"`{_default(field)!r}`", field.metadata["help"])
         for field in dataclasses.fields(config)
-        if _works(field) and (field.name not in known or known[field.name] != _default(field))
+        if field.name not in REFUSED and (field.name not in known or known[field.name] != _default(field))
     ]
     return _table(("argument", "default", "meaning"), rows)
 
@@ -86,7 +69,7 @@ def _arguments(config: type, *, without: type) -> str:
 def _grpo_only() -> str:
     """What RLOO has not."""
     rloo = {field.name for field in dataclasses.fields(RLOOConfig)}
-    names = [f"`{field.name}`" for field in dataclasses.fields(GRPOConfig) if field.name not in rloo and _works(field)]
+    names = [f"`{field.name}`" for field in dataclasses.fields(GRPOConfig) if field.name not in rloo | REFUSED.keys()]
     return ", ".join(names) + ".\n"
 
 

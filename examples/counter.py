@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> GRPOTrainer | None:
     parser.add_argument("--start", help="only put the untrained tiny model into this folder")
     options = parser.parse_args(argv)
     if options.start:
-        shutil.copytree(counting_agent(Counter), options.start)
+        shutil.copytree(counting_agent(Counter), options.start, dirs_exist_ok=True)
+        print(f"The untrained model lies in {options.start}.")
         return None
 
     trainer = GRPOTrainer(

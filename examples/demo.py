@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import transformers
-from demo_report import LiveProgress, console, draw_curve, mean, save_curve, show_episodes
+from demo_report import LiveProgress, console, draw_curve, first_and_last_tenth, mean, save_curve, show_episodes
 from guess_number import GuessNumber
 from tiny_agent import play
 from tiny_agent.agents import guessing_agent
@@ -90,8 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     show_episodes("After training, the same games", after[:GAMES_SHOWN])
 
     console.print(f"\n[bold]Mean reward of each step[/bold]\n\n{draw_curve(rewards)}\n")
-    tenth = max(1, len(rewards) // 10)
-    first, last = mean(rewards[:tenth]), mean(rewards[-tenth:])
+    first, last = first_and_last_tenth(rewards)
     won_before, won_after = (mean([episode.reward for episode in episodes]) for episodes in (before, after))
     console.print(
         f"Reward in {len(TEST_GAMES)} test games: [bold]{won_before:.2f} before, {won_after:.2f} after[/bold] "

@@ -1,4 +1,4 @@
-"""What the demo shows on the terminal: progress, conversations, the reward curve."""
+"""What the demo and other examples show on the terminal: progress, conversations, rewards and their curve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from agentrl.types import Trajectory
 
@@ -97,6 +97,19 @@ def save_curve(values: Sequence[float], path: Path, title: str) -> bool:
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
     return True
+
+
+def print_rewards(trainer: Trainer) -> None:
+    """Print what the reward was when a training began, and when it ended."""
+    rewards = [logs["reward"] for logs in trainer.state.log_history if "reward" in logs]
+    first, last = first_and_last_tenth(rewards)
+    print(f"Reward: {first:.2f} in the first tenth of the steps, {last:.2f} in the last.")
+
+
+def first_and_last_tenth(rewards: Sequence[float]) -> tuple[float, float]:
+    """The mean reward of the first and of the last tenth of the steps, of one step each when there are few."""
+    tenth = max(1, len(rewards) // 10)
+    return mean(rewards[:tenth]), mean(rewards[-tenth:])
 
 
 def mean(values: Sequence[float]) -> float:

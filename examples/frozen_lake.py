@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from demo_report import print_rewards
 from tiny_agent.agents import walking_agent
 
 from agentrl import GRPOConfig, GRPOTrainer
@@ -51,10 +52,7 @@ def main(argv: Sequence[str] | None = None) -> GRPOTrainer:
         ),
     )
     trainer.train()
-    rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
-    tenth = max(1, len(rewards) // 10)
-    first, last = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-    print(f"Reward: {first:.2f} in the first tenth of the steps, {last:.2f} in the last.")
+    print_rewards(trainer)
     return trainer
 
 

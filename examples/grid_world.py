@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from demo_report import print_rewards
 from PIL import Image
 
 from agentrl import EpisodeDone, GRPOConfig, GRPOTrainer
@@ -173,7 +174,9 @@ def main(argv: list[str] | None = None) -> GRPOTrainer:
     options = parser.parse_args(argv)
 
     model, processor = make_agent(good=options.imitation[0], careless=options.imitation[1])
-    return train(model, processor, steps=options.steps, out=options.out)
+    trainer = train(model, processor, steps=options.steps, out=options.out)
+    print_rewards(trainer)
+    return trainer
 
 
 def train(model: Any, processor: Any, *, steps: int, out: str, generator: Any = None) -> GRPOTrainer:

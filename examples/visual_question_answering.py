@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from datasets import Dataset
+from demo_report import print_rewards
 from grid_world import TEMPLATE, imitate
 from PIL import Image, ImageDraw
 
@@ -131,10 +132,7 @@ def main(argv: Sequence[str] | None = None) -> GRPOTrainer | RLOOTrainer:
         ),
     )
     trainer.train()
-    rewards = [log["reward"] for log in trainer.state.log_history if "reward" in log]
-    tenth = max(1, len(rewards) // 10)
-    first, last = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-    print(f"Reward: {first:.2f} in the first tenth of the steps, {last:.2f} in the last.")
+    print_rewards(trainer)
     return trainer
 
 

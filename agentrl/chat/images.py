@@ -11,13 +11,13 @@ one that stands in a row for any other reason (a model sampled it) is fed to the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
 from PIL import Image as Picture
 
+from agentrl.chat.pictures import pixel_digest
 from agentrl.errors import ConfigurationError, ImageError
 from agentrl.types import Encoded, Image, ImageSpan
 
@@ -76,7 +76,7 @@ class ImageReader:
         if self._max_pixels is not None and rgb.width * rgb.height > self._max_pixels:
             share = (self._max_pixels / (rgb.width * rgb.height)) ** 0.5
             rgb = rgb.resize((max(int(rgb.width * share), 1), max(int(rgb.height * share), 1)))
-        digest = hashlib.blake2b(repr(rgb.size).encode() + rgb.tobytes(), digest_size=16).hexdigest()
+        digest = pixel_digest(rgb)
         image = self._known.get(digest)
         if image is None:
             image = self._known[digest] = self._processed(digest, rgb)

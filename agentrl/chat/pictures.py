@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -142,11 +143,12 @@ def drop_repeated_pictures(messages: Sequence[Message], before: Picture.Image | 
         before: The last picture before these messages.
     """
     text = {"type": "text", "text": REPEATED}
+    last = None if before is None else pixel_digest(before)
 
     def unless_repeated(block: dict[str, Any]) -> dict[str, Any]:
-        nonlocal before
-        last, before = before, _picture_of(block)
-        return text if answers and last is not None and _same_pixels(last, before) else block
+        nonlocal last
+        previous, last = last, pixel_digest(_picture_of(block))
+        return text if answers and last == previous else block
 
     shown: list[Message] = []
     for message in messages:
@@ -166,8 +168,10 @@ def _picture_of(block: dict[str, Any]) -> Picture.Image:
     return picture if isinstance(picture, Picture.Image) else _read(block)
 
 
-def _same_pixels(one: Picture.Image, other: Picture.Image) -> bool:
-    return one.size == other.size and one.convert("RGB").tobytes() == other.convert("RGB").tobytes()
+def pixel_digest(picture: Picture.Image) -> str:
+    """A hash of what a model sees of a picture: its size and its pixels in RGB."""
+    rgb = picture if picture.mode == "RGB" else picture.convert("RGB")
+    return hashlib.blake2b(repr(rgb.size).encode() + rgb.tobytes(), digest_size=16).hexdigest()
 
 
 def place_pictures(messages: Sequence[Message], pictures: Sequence[Any]) -> list[Message]:

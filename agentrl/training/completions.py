@@ -1,4 +1,4 @@
-"""The table of completions that `log_completions` shows: in the terminal, and in wandb or trackio when they report.
+"""The completions that `log_completions` shows: in the terminal, and in wandb, trackio and tensorboard if they report.
 
 Model output is untrusted: it is shown as plain text, never as markup.
 """
@@ -6,6 +6,7 @@ Model output is untrusted: it is shown as plain text, never as markup.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from transformers import Trainer
+from transformers.integrations import TensorBoardCallback
 
 from agentrl.chat.pictures import take_pictures
 from agentrl.types import Message, Prompt, Trajectory
@@ -92,13 +95,18 @@ def print_rows(rows: Sequence[dict[str, Any]], step: int, console: Console | Non
     (console or Console()).print(table)
 
 
-def report_rows(rows: Sequence[dict[str, Any]], step: int, report_to: Sequence[str]) -> None:
-    """Send rows to wandb and trackio where the run reports to them; only wandb's tables can show images."""
+def report_rows(rows: Sequence[dict[str, Any]], step: int, trainer: Trainer) -> None:
+    """Send rows to those of wandb, trackio and tensorboard that a run reports to.
+
+    wandb and trackio get a table. tensorboard has none: it gets a text, in which each row's prompt and completion are
+    blocks of code, so that nothing in them is markup. Images are shown by wandb alone, the others tell their number.
+    """
     if not rows:
         return
     columns = ["step", *rows[0]]
     data = [[step, *map(cell, row.values())] for row in rows]
-    if "wandb" in report_to:
+    reporters = trainer.args.report_to or []
+    if "wandb" in reporters:
         import wandb
 
         if wandb.run is not None:
@@ -107,11 +115,31 @@ def report_rows(rows: Sequence[dict[str, Any]], step: int, report_to: Sequence[s
                 for row in rows
             ]
             wandb.log({"completions": wandb.Table(columns=columns, data=seen)})
-    if "trackio" in report_to:
+    if "trackio" in reporters:
         import pandas
         import trackio
 
         trackio.log({"completions": trackio.Table(dataframe=pandas.DataFrame(data, columns=columns))})
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+            callback.tb_writer.add_text("completions", as_markdown(rows), step)
+
+
+def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Write rows one under the other, values in blocks of code that nothing in them can end."""
+    parts = []
+    for number, row in enumerate(rows, start=1):
+        texts = {name: value for name, value in row.items() if isinstance(value, str)}
+        others = [f"{name}: {cell(value)}" for name, value in row.items() if name not in texts]
+        parts += [f"### {number}", _code("\n".join(others))]
+        parts += [part for name, text in texts.items() for part in (f"**{name}**", _code(text))]
+    return "\n\n".join(parts)
+
+
+def _code(text: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
 
 
 def pictures_of(trajectory: Trajectory) -> Pictures:

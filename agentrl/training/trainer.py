@@ -395,7 +395,7 @@ class RolloutTrainer(LifeCycle):
             rows = select_rows(log, limit=None, unique_prompts=self.args.log_unique_prompts)
             shown = rows[: self.args.num_completions_to_print]
             print_rows(shown, self.state.global_step)
-            report_rows(shown, self.state.global_step, self.args.report_to or [])
+            report_rows(shown, self.state.global_step, self)
             if train and self._completions_repo is not None:
                 self._completions_repo.add(rows, self.state.global_step)
         log.clear()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from rich.progress import track
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -69,7 +70,8 @@ def make_tiny_agent(lessons: Sequence[Lesson], recipe: Recipe | None = None, cac
     model = _new_model(tokenizer, recipe)
     for number, lesson in enumerate(lessons):
         examples = _encode(tokenizer, lesson.transcripts)
-        _fit(model, examples, lesson, recipe, random.Random(recipe.seed + number))
+        title = f"lesson {number + 1} of {len(lessons)}"
+        _fit(model, examples, lesson, recipe, random.Random(recipe.seed + number), title)
 
     # Written beside its place and moved there whole, so that an interrupted run leaves no half an agent.
     cache.mkdir(parents=True, exist_ok=True)
@@ -143,13 +145,14 @@ def _fit(
     lesson: Lesson,
     recipe: Recipe,
     order: random.Random,
+    title: str,
 ) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lesson.learning_rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=lesson.learning_rate, total_steps=lesson.steps, pct_start=0.1
     )
     model.train()
-    for _ in range(lesson.steps):
+    for _ in track(range(lesson.steps), title):
         batch = order.choices(examples, k=recipe.batch_size)
         loss = model(
             input_ids=_padded([ids for ids, _ in batch], model.config.pad_token_id),

@@ -17,6 +17,7 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.vllm import free_port
 from tests.generation.vllm_stub import StubServer
 from tests.training.helpers import TOKENIZER
+from tests.waiting import LONG
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ("--quick", "--rollouts", "4", "--rounds", "1")
@@ -231,7 +232,9 @@ def test_vllm_long_tail_lets_nobody_through_before_all_who_are_there():
 
     async def play() -> None:
         meeting = rounds(3)
-        await asyncio.wait_for(asyncio.gather(*(rollout(meeting, name, len(name)) for name in ("a", "bb", "ccc"))), 10)
+        await asyncio.wait_for(
+            asyncio.gather(*(rollout(meeting, name, len(name)) for name in ("a", "bb", "ccc"))), LONG
+        )
 
     asyncio.run(play())
     assert [number for number, _ in passed] == [0, 0, 0, 1, 1, 2]

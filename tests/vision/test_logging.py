@@ -20,7 +20,8 @@ def test_an_episode_shows_its_pictures_in_wandb_and_their_number_elsewhere(monke
     tables = []
     wandb = SimpleNamespace(run=True, Image=lambda picture: picture.size, log=tables.append, Table=lambda **kw: kw)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    report_rows(rows, 1, ["wandb"])
+    trainer = SimpleNamespace(args=SimpleNamespace(report_to=["wandb"]), callback_handler=SimpleNamespace(callbacks=[]))
+    report_rows(rows, 1, trainer)
     assert tables[0]["completions"]["data"][0][-1] == [(24, 16), (24, 16)]
 
 

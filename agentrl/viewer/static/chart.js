@@ -43,7 +43,7 @@ function plot(width, title, series, format, value, last) {
   const [x0, x1] = [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))];
   let [y0, y1] = [ys.reduce((a, b) => Math.min(a, b)), ys.reduce((a, b) => Math.max(a, b))];
   if (y0 >= 0 && y0 < y1 / 2) y0 = 0;
-  if (y0 === y1) [y0, y1] = [y0 - (Math.abs(y0) || 1) / 2, y1 + (Math.abs(y1) || 1) / 2];
+  if (y0 === y1) [y0, y1] = y0 === 0 ? [0, 1] : [y0 - Math.abs(y0) / 2, y1 + Math.abs(y1) / 2];
   const x = (v) => LEFT + ((v - x0) / (x1 - x0 || 1)) * (width - LEFT - RIGHT);
   const y = (v) => HEIGHT - BOTTOM - ((v - y0) / (y1 - y0)) * (HEIGHT - TOP - BOTTOM);
   const grid = ticks(y0, y1).map((v) => [
