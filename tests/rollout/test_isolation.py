@@ -12,11 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-<<<<<<< HEAD
 import threading
-import time
-=======
->>>>>>> main
 from typing import Any
 
 import psutil
