@@ -6,6 +6,10 @@ files and sockets along the way; the exit code is 1 when the last quarter of the
 by `--limit` MB, by 50 objects and one a step, or by more than 4 threads, files or sockets: pools fill up as rollouts
 happen to need them at once.
 
+The library `tokenizers` keeps the ids of the first 10,000 words that a thread meets, for as long as that lives (about
+0.8 kB each here, where a whole prompt is one word). That is filled before the training begins: else it grows through
+all of it.
+
     python benchmarks/memory.py [--steps 2000] [--limit 16] [--prompts N]
 """
 
@@ -27,6 +31,7 @@ import transformers
 from transformers import TrainerCallback
 
 from agentrl import GRPOConfig, GRPOTrainer
+from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import SamplingParams
 from agentrl.generation.local import LocalGenerator
 from agentrl.testing.models import tiny_model
@@ -35,6 +40,9 @@ from agentrl.types import FinishReason, Sample
 
 MARKS = 10
 """Times that the counts are taken."""
+
+WORDS = 10_000
+"""What `tokenizers` keeps."""
 
 
 class Clicker:
@@ -113,6 +121,12 @@ class Gauge(TrainerCallback):
         print(f"step {state.global_step:6}: {', '.join(f'{n:,.10g} {name}' for name, n in counts.items())}", flush=True)
 
 
+async def fill(renderer: Renderer) -> None:
+    """Let the tokenizer meet as many words as it keeps, in the thread of the event loop, which renders."""
+    for number in range(WORDS):
+        renderer.prompt_ids(f"Click {2**32 + number} times.", [])
+
+
 def least(counts: list[dict[str, float]]) -> dict[str, float]:
     """The least of each count: what is there between two collections of garbage comes and goes."""
     return {name: min(count[name] for count in counts) for name in counts[0]}
@@ -131,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     call = tokenizer.encode('<tool_call>\n{"name": "click", "arguments": {}}\n</tool_call><|im_end|>')
     gauge = Gauge(max(1, args.steps // MARKS))
     with tempfile.TemporaryDirectory() as folder:
-        GRPOTrainer(
+        trainer = GRPOTrainer(
             model=model,
             processing_class=tokenizer,
             environment_factory=type("Clicker", (Clicker,), {"prompts": args.prompts}),
@@ -150,7 +164,9 @@ def main(argv: list[str] | None = None) -> int:
                 report_to="none",
                 disable_tqdm=True,
             ),
-        ).train()
+        )
+        trainer.collector.engine.await_(fill(trainer.collector.renderer))
+        trainer.train()
     quarter = len(gauge.counts) // 4
     early, late = least(gauge.counts[quarter : 2 * quarter + 1]), least(gauge.counts[-quarter - 1 :])
     limits = dict.fromkeys(early, 4.0) | {"MB": args.limit, "objects": 50 + args.steps / 2}

@@ -32,7 +32,7 @@ from agentrl.rollout.admission import Admission
 from agentrl.rollout.busy import Busy
 from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.environments import merge_tools
-from agentrl.rollout.episode import Episode, Stage
+from agentrl.rollout.episode import Episode
 from agentrl.rollout.failures import FailurePolicy, FailureWindow, backoff, example_of
 from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.journal.records import RolloutRecord, State
@@ -42,6 +42,7 @@ from agentrl.rollout.play import Play
 from agentrl.rollout.policy import ToolPolicy
 from agentrl.rollout.pool import EnvironmentPool, Factory
 from agentrl.rollout.replay import Diverged
+from agentrl.rollout.stage import Stage
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import Task, Trajectory
@@ -73,7 +74,7 @@ class RolloutEngine:
         journal: Where every turn is kept before the next one is sampled. What its open window holds of a task is not
             played again: a finished rollout is given back, one that was cut off goes on. Its owner closes it.
         max_concurrency: Most episodes at once, over everything that is being played; None for any number.
-        agent: A program that plays the episodes instead, with requests to an endpoint; nothing of it is in the journal.
+        agent: A program that plays the episodes instead, with requests to an endpoint.
 
     Attributes:
         tools: The standalone tools, by name.
@@ -295,7 +296,8 @@ class RolloutEngine:
     async def _attempts(self, stage: Stage, task: Task, name: str) -> Trajectory:
         record = await self._usable_record(stage.journal, task)
         if record is not None and record.summary.state is State.ENDED and not self._needs_environment:
-            return record.trajectory(self.renderer.locate_images)
+            # The task as the dataset gives it: of a date, say, the journal has the text.
+            return replace(record.trajectory(self.renderer.locate_images), task=task)
         for attempt in range(0 if record is None else record.summary.attempt, self._failures.retries + 1):
             trajectory = await self._attempt(stage, task, f"{name}/{attempt + 1}", attempt, record)
             trajectory.retries, record = attempt, None
@@ -339,7 +341,7 @@ class RolloutEngine:
         if self._agent is not None and self._endpoint is not None:
             from agentrl.rollout.endpoint.episode import AgentEpisode
 
-            return await AgentEpisode(stage, task, session, self._agent, self._endpoint, self._threads).play()
+            return await AgentEpisode(stage, task, session, self._agent, self._endpoint, self._threads, attempt).play()
         if record is not None:
             try:
                 return await Episode(stage, task, session, attempt, record).play()

@@ -12,30 +12,24 @@ its record: first the environment does again what it did, then the model goes on
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from agentrl.chat.continuation import Continuation
 from agentrl.chat.pictures import column_pictures, place_pictures, read_pictures
-from agentrl.chat.renderer import Renderer
 from agentrl.errors import ConfigurationError, EnvironmentFailure, ImageError, RewardError
-from agentrl.generation.base import Generator, SamplingParams
-from agentrl.rollout.busy import Busy
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation, trajectory_of
 from agentrl.rollout.environments import episode_done, merge_tools
 from agentrl.rollout.failures import failure_of
-from agentrl.rollout.journal.journal import Entry, Journal
+from agentrl.rollout.journal.entry import Entry
 from agentrl.rollout.journal.records import RolloutRecord, TurnRecord
 from agentrl.rollout.journal.values import dumps
-from agentrl.rollout.limits import Limits, Progress, binding_limit, reached, room
-from agentrl.rollout.pool import EnvironmentPool
+from agentrl.rollout.limits import Progress, binding_limit, outcome_of, reached
 from agentrl.rollout.replay import Difference, Diverged, reenact
 from agentrl.rollout.results import tool_message
-from agentrl.rollout.tools import Tool, ToolRunner
+from agentrl.rollout.stage import Stage
 from agentrl.types import (
     Encoded,
     FinishReason,
@@ -48,43 +42,10 @@ from agentrl.types import (
     ToolResult,
     Trajectory,
     Turn,
-    derive_seed,
 )
 
 Ending = tuple[Outcome, Limit | None]
 """How an episode ended, and which limit cut it if one did."""
-
-UNBOUNDED_TURN = 2**31 - 1
-"""`max_tokens` of a turn when neither a budget nor a known context length bounds it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What all episodes of an engine share.
-
-    Attributes:
-        generator: Samples turns.
-        renderer: Turns messages into ids and sampled ids into messages.
-        limits: The limits of every episode.
-        sampling: How to draw; `max_tokens` and `seed` are set for each turn.
-        runner: Runs tool calls.
-        tools: The standalone tools.
-        environments: Where instances come from, None without environments.
-        cancelled: Set when all episodes are to end.
-        asking: Measures how long the generator has something to do.
-        journal: Where turns are kept, None for nowhere.
-    """
-
-    generator: Generator
-    renderer: Renderer
-    limits: Limits
-    sampling: SamplingParams
-    runner: ToolRunner
-    tools: Mapping[str, Tool]
-    environments: EnvironmentPool | None
-    cancelled: threading.Event
-    asking: Busy
-    journal: Journal | None = None
 
 
 class Episode:
@@ -228,10 +189,10 @@ class Episode:
         while True:
             progress = self._progress()
             if (limit := reached(self.stage.limits, progress)) is not None:
-                return _outcome_of(limit), limit
+                return outcome_of(limit), limit
             began = time.monotonic()
             images = {"images": tuple(conversation.images)} if conversation.images else {}
-            params = self._params(progress)
+            params = self.stage.turn_params(self.task, len(self.turns), progress)
             with self.stage.asking:
                 sample = await self.stage.generator.sample(self.session, conversation.ids, params, **images)
             message, calls = self._read(sample.ids)
@@ -273,7 +234,7 @@ class Episode:
         going_on = renderer.continuation(conversation.prompt, conversation.messages, messages, sample.ids, self.schemas)
         if (limit := reached(self.stage.limits, self._progress(going_on))) is not None:
             # No room for another turn: half a tool result would teach nothing, so the round is dropped whole.
-            return (_outcome_of(limit), limit), False, None
+            return (outcome_of(limit), limit), False, None
         conversation.go_on(messages, going_on)
         return None, True, going_on
 
@@ -299,7 +260,7 @@ class Episode:
         if not calls:
             return Outcome.FINISHED, None
         if (limit := reached(limits, self._progress(), wants_tools=True)) is not None:
-            return _outcome_of(limit), limit
+            return outcome_of(limit), limit
         return None
 
     async def _run_tools(self, calls: list[ToolCall]) -> list[ToolResult]:
@@ -347,14 +308,6 @@ class Episode:
         parsed = self.stage.renderer.parse(ids, self.schemas, first_call=sum(len(t.results) for t in self.turns))
         return parsed.message, parsed.calls
 
-    def _params(self, progress: Progress) -> SamplingParams:
-        budget = room(self.stage.limits, progress)
-        return replace(
-            self.stage.sampling,
-            max_tokens=UNBOUNDED_TURN if budget is None else budget,
-            seed=derive_seed(self.task.seed, self.task.member, len(self.turns)),
-        )
-
     def _progress(self, going_on: Continuation | None = None) -> Progress:
         """Where the episode stands, or would stand with what comes next."""
         row, spent = len(self.conversation.ids), self.conversation.spent
@@ -394,9 +347,3 @@ class _EnvironmentError(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-def _outcome_of(limit: Limit) -> Outcome:
-    if limit is Limit.CANCELLED:
-        return Outcome.CANCELLED
-    return Outcome.TIMEOUT if limit is Limit.ROLLOUT_TIME else Outcome.TRUNCATED

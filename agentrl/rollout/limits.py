@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigurationError
-from agentrl.types import Limit
+from agentrl.types import Limit, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,13 @@ def room(limits: Limits, progress: Progress) -> int | None:
 def binding_limit(limits: Limits, progress: Progress) -> Limit:
     """Name the length limit that cuts a turn which used up its room; context wins a tie."""
     return _length_limit(limits, progress) or Limit.COMPLETION
+
+
+def outcome_of(limit: Limit) -> Outcome:
+    """How an episode has ended that a limit cut."""
+    if limit is Limit.CANCELLED:
+        return Outcome.CANCELLED
+    return Outcome.TIMEOUT if limit is Limit.ROLLOUT_TIME else Outcome.TRUNCATED
 
 
 def _length_limit(limits: Limits, progress: Progress) -> Limit | None:

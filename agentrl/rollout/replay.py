@@ -66,8 +66,10 @@ def replay(
 
     Raises:
         EnvironmentFailure: The environment broke.
-        ConfigurationError: It is no environment, or there is none of the rollout's name.
+        ConfigurationError: It is no environment, there is none of the rollout's name, or a program of the user's played
+            the rollout.
     """
+    record.check_replayable()
     loop, threads = LoopThread(), Threads()
     try:
         pool = EnvironmentPool(environments, threads, timeout=timeout)

@@ -26,6 +26,7 @@ from agentrl.generation.processes import is_first
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.endpoint.programs import Agent
+from agentrl.rollout.schemas import function_name
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig, as_dict
 from agentrl.training.arrangement import Arranger
@@ -119,6 +120,8 @@ class Collector:
         self._signals = signals
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
+        program = rollout_func if agent is None else agent.program
+        self._program = None if program is None else function_name(program)
         policy = trainer.accelerator.unwrap_model(model)
         self._sends = generator is None and args.use_vllm and args.vllm_mode == "server"
         self._whole: WholeCopy | None = None
@@ -353,7 +356,8 @@ class Collector:
             schemas += [tool.schema for spec in pool.specs.values() for tool in spec.tools.values()]
         template = getattr(self.tokenizer, "chat_template", None), as_dict(args.chat_template_kwargs), args.reasoning
         generator = type(self.generator).__name__, args.bf16, args.fp16
-        return self.sampling, sorted(self.renderer.stop_ids), self.engine.limits, template, generator, schemas
+        stops = sorted(self.renderer.stop_ids)
+        return self.sampling, stops, self.engine.limits, template, generator, schemas, self._program
 
     def _sync(self) -> None:
         """Hand the weights over, once for each optimizer step, and see that the generator samples from them."""
@@ -371,7 +375,8 @@ class Collector:
     def _play(self, tasks: list[Task]) -> list[Trajectory]:
         with self.clock.part("rollouts"):
             if self._rollout_func is not None:
-                return play_custom(self._rollout_func, tasks, self.trainer, self.renderer) if tasks else []
+                run = self.engine.await_
+                return play_custom(self._rollout_func, tasks, self.trainer, self.renderer, self.recorder, run)
             with evaluating(self.model):  # once; a generator that finds a module in training switches it every step
                 return self.engine.run(tasks)
 

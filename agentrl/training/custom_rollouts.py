@@ -9,30 +9,51 @@ the model sampled; default all). Every other entry reaches the reward functions 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agentrl.chat.renderer import Renderer
 from agentrl.errors import RolloutError
+from agentrl.training.recording import Recorder
 from agentrl.types import FinishReason, Limit, Outcome, Prompt, Task, Trajectory, Turn
 
 REQUIRED = ("prompt_ids", "completion_ids", "logprobs")
 
 
 def play_custom(
-    rollout_func: Callable[..., Any], tasks: Sequence[Task], trainer: Any, renderer: Renderer
+    rollout_func: Callable[..., Any],
+    tasks: Sequence[Task],
+    trainer: Any,
+    renderer: Renderer,
+    recorder: Recorder,
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
 ) -> list[Trajectory]:
-    """Run a user's rollout function and make its answer into trajectories.
+    """Play tasks with a user's function, unless the journal has all of them from before the run was cut off.
 
     Args:
         rollout_func: The function.
         tasks: One for each completion wanted.
         trainer: Passed on to the function.
         renderer: Makes completions readable for the reward functions.
+        recorder: Keeps the trajectories.
+        run: Runs what the recorder does to its end.
 
     Raises:
         RolloutError: The answer is not one aligned row a prompt.
     """
+    if not tasks:
+        return []
+    if (played := run(recorder.played(tasks))) is not None:
+        return list(played)
+    started = time.time()
+    trajectories = _ask(rollout_func, tasks, trainer, renderer)
+    run(recorder.keep(trajectories, started))
+    return trajectories
+
+
+def _ask(rollout_func: Callable[..., Any], tasks: Sequence[Task], trainer: Any, renderer: Renderer) -> list[Trajectory]:
+    """Call a user's function and make its answer into trajectories."""
     answer = rollout_func([task.prompt for task in tasks], trainer)
     _check(answer, len(tasks))
     extra = {name: values for name, values in answer.items() if name not in (*REQUIRED, "env_mask")}

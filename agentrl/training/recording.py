@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from agentrl.rollout.journal.journal import Journal
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.fingerprint import policy_digest
-from agentrl.types import Trajectory
+from agentrl.types import Task, Trajectory
 
 
 class Recorder:
@@ -58,6 +60,26 @@ class Recorder:
         self.journal.open_window(
             kind="train" if train else "eval", step=step, identity=identity, policy=policy, weights_version=step
         )
+
+    async def played(self, tasks: Sequence[Task]) -> list[Trajectory] | None:
+        """What a `rollout_func` made of tasks before; None unless it is there of all of them.
+
+        A function that was given some of its prompts only might play them otherwise.
+        """
+        if self.journal is None:
+            return None
+        records = await asyncio.gather(*map(self.journal.recorded, tasks))
+        found = [record for record in records if record is not None]
+        if len(found) < len(tasks):
+            for record in found:
+                self.journal.supersede(record)
+            return None
+        return [replace(record.trajectory(), task=task) for record, task in zip(found, tasks, strict=True)]
+
+    async def keep(self, trajectories: Sequence[Trajectory], started: float) -> None:
+        """Keep what a `rollout_func` made, from when it was called; returns when that is durable."""
+        if self.journal is not None:
+            await self.journal.keep(trajectories, started=started)
 
     def add_rewards(
         self, trajectories: Sequence[Trajectory], names: Sequence[str], rewards: Sequence[Sequence[float | None]]

@@ -94,6 +94,7 @@ def _turn(record: TurnRecord, cut: Cut) -> dict[str, Any]:
             for result in turn.results
         ],
         "shown": record.shown,
+        "replies": [_message(message, cut) for message in record.replies],
         "row": turn.row,
         "start": turn.start,
         "stop": turn.stop,

@@ -121,7 +121,8 @@ class Index:
         pattern = "%" + needle.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "%"
         found = """
             SELECT rollout AS id FROM turns WHERE message LIKE :p ESCAPE '!' OR results LIKE :p ESCAPE '!'
-            UNION SELECT id FROM rollouts WHERE prompt LIKE :p ESCAPE '!' OR failure LIKE :p ESCAPE '!' ORDER BY 1
+            UNION SELECT id FROM rollouts WHERE prompt LIKE :p ESCAPE '!' OR completion LIKE :p ESCAPE '!'
+                OR failure LIKE :p ESCAPE '!' ORDER BY 1
         """
         try:
             pattern.encode()

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import Any
 
 import psutil
@@ -359,6 +360,32 @@ def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
 
     child = asyncio.run(go())
     wait_until(lambda: not alive(child))  # dying takes a moment
+
+
+@pytest.mark.parametrize("ending", ["cancel", "close"])
+def test_a_process_that_takes_long_to_die_does_not_hold_up_the_others(ending):
+    """The event loop goes on while a killed process is waited for, after a cancelled call and at closing."""
+    gone_on = threading.Event()
+
+    async def go() -> bool:
+        instance = await asyncio.to_thread(isolated(Room))
+        handle, waited = instance._process._handle, []
+        kill = handle.kill
+        handle.kill = lambda: (waited.append(gone_on.wait(60)), kill())[1]
+        await instance.reset()
+        if ending == "cancel":
+            under_way = asyncio.create_task(instance.spin())
+            await asyncio.sleep(0)  # the question is on its way
+            under_way.cancel()
+        else:
+            under_way = asyncio.create_task(instance.close())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.01, gone_on.set)
+        await asyncio.wait([under_way])
+        await instance.close()
+        return waited == [True]
+
+    assert asyncio.run(go())
 
 
 @pytest.mark.parametrize(

@@ -402,11 +402,22 @@ def test_old_steps_are_pruned_with_their_images(tmp_path):
         assert database.execute("SELECT count(*) FROM turns").fetchone() == (6,)
 
 
-def test_reading_and_viewing_need_neither_torch_nor_transformers():
-    code = "import sys, agentrl.rollout.journal.export, agentrl.viewer.server; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "agentrl.rollout.journal.reading" in loaded
-    assert not {"torch", "transformers"} & set(loaded)
+def test_reading_and_viewing_need_neither_torch_nor_transformers(tmp_path):
+    """All that `agentrl view` does until it says its address, and `agentrl export`: their import takes a second."""
+    code = """if True:
+        import sys
+        import agentrl.cli.main, agentrl.rollout.journal.export
+        from agentrl.viewer.server import make_app
+        from agentrl.viewer.shown import Shown
+        shown = Shown([sys.argv[1]])
+        shown.read()
+        make_app(shown)
+        print(*sys.modules)
+    """
+    play_all(tmp_path)
+    loaded = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert "agentrl.rollout.journal.reading" in loaded.stdout.split()
+    assert not {"torch", "transformers"} & set(loaded.stdout.split())
 
 
 def test_rollouts_are_named_by_process_and_number():

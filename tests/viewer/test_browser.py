@@ -14,6 +14,7 @@ import uvicorn
 from agentrl.viewer.page import write_page
 from agentrl.viewer.server import listen, make_app
 from agentrl.viewer.shown import Shown
+from tests.rollout.test_program_journal import play
 from tests.viewer.browser import chromium, open_page, settled
 from tests.viewer.journals import fill
 from tests.viewer.test_viewer import hostile
@@ -154,3 +155,20 @@ def test_hostile_content_is_harmless(browser: Any, one_file: bool, tmp_path: Pat
         assert complaints == []
         settled(page, "#/rollout/0/0/3")
         page.wait_for_selector("text=an image that cannot be shown")
+
+
+def test_what_a_program_said_stands_between_its_turns(browser: Any, tmp_path: Path) -> None:
+    """The rollout of an agent that owns its loop: prompt, turns and the program's messages in their order."""
+    record = play(tmp_path)[1].record
+    with served(tmp_path) as address:
+        page, complaints = open_page(browser, address)
+        settled(page, f"#/rollout/0/0/{record}")
+        headings = page.locator(".conversation .message h3").all_inner_texts()
+        assert [heading.split()[:2] for heading in headings] == [
+            *(["user"], ["Turn", "1"], ["user"], ["Turn", "2"], ["Turn", "3"])
+        ]
+        assert page.locator(".conversation .message").nth(2).inner_text().endswith("more")
+        settled(page, f"#/group/0/0/{record}")
+        page.wait_for_selector(".card .step")
+        assert "→ more" in page.locator(".card").nth(1).inner_text()
+        assert complaints == []

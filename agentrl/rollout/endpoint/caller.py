@@ -9,9 +9,9 @@ from dataclasses import replace
 from agentrl.errors import TemplateError
 from agentrl.rollout.endpoint.recording import Placement, Recording
 from agentrl.rollout.endpoint.wire import ApiError, ChatRequest, Completion, to_openai
-from agentrl.rollout.episode import UNBOUNDED_TURN, Stage
-from agentrl.rollout.limits import Progress, binding_limit, reached, room
-from agentrl.types import FinishReason, Limit, Message, Sample, Task, derive_seed
+from agentrl.rollout.limits import Progress, binding_limit, reached
+from agentrl.rollout.stage import Stage
+from agentrl.types import FinishReason, Limit, Message, Sample, Task
 
 
 class Caller:
@@ -73,27 +73,28 @@ class Caller:
             raise
 
     async def _answer(self, request: ChatRequest, place: Placement) -> Completion:
-        limits, sampling = self.stage.limits, self.stage.sampling
+        limits = self.stage.limits
         spent = self.recording.spent + place.added
         progress = Progress(prompt_length=len(place.ids) - spent, completion_length=spent)
         if (limit := reached(limits, progress)) is not None:
             self.limit = limit
             raise _too_long(limit, len(place.ids), spent, limits.max_context, limits.max_completion_length)
-        left = room(limits, progress)
-        most = min(UNBOUNDED_TURN if left is None else left, request.max_tokens or UNBOUNDED_TURN)
-        seed = derive_seed(self.task.seed, self.task.member, self._asked)
+        params = self.stage.turn_params(self.task, self._asked, progress)
+        left = params.max_tokens
+        if request.max_tokens:
+            params = replace(params, max_tokens=min(left, request.max_tokens))
         self._asked += 1
         began = time.monotonic()
         try:
-            params = replace(sampling, max_tokens=most, seed=seed)
-            sample = await self.stage.generator.sample(place.session, place.ids, params)
+            with self.stage.asking:
+                sample = await self.stage.generator.sample(place.session, place.ids, params)
         except Exception as error:
             if not self.over.done():
                 self.over.set_exception(error)
             raise ApiError(f"The generator broke: {error}", status=500) from error
         message = self._read(sample, place)
         self.recording.commit(place, sample, message, time.monotonic() - began)
-        cut = sample.finish is FinishReason.LENGTH and most == left
+        cut = sample.finish is FinishReason.LENGTH and params.max_tokens == left
         progress.completion_length += len(sample.ids)
         self.limit = binding_limit(limits, progress) if cut else None
         return Completion(request, to_openai(message), sample, len(place.ids))

@@ -1,11 +1,13 @@
 """One attempt of a program at one task: the counterpart of `agentrl.rollout.episode` where the program owns the loop.
 
-Its turns are not in the journal: the program's own state is nowhere recorded, so it could not go on from them.
+With a journal, the trajectory is durable before it is given back. Single turns are not: the program's own state is
+nowhere recorded, so it could not go on from them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from agentrl.errors import EnvironmentFailure
@@ -13,8 +15,8 @@ from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.endpoint.caller import Caller
 from agentrl.rollout.endpoint.programs import Agent
 from agentrl.rollout.endpoint.server import Endpoint
-from agentrl.rollout.episode import Stage
 from agentrl.rollout.failures import failure_of
+from agentrl.rollout.stage import Stage
 from agentrl.rollout.threads import Threads
 from agentrl.types import Limit, Outcome, Task, Trajectory
 
@@ -31,12 +33,20 @@ class AgentEpisode:
         agent: The program.
         endpoint: Serves it.
         threads: Where a sync program runs.
+        attempt: Attempts before it.
     """
 
     def __init__(
-        self, stage: Stage, task: Task, session: str, agent: Agent, endpoint: Endpoint, threads: Threads
+        self,
+        stage: Stage,
+        task: Task,
+        session: str,
+        agent: Agent,
+        endpoint: Endpoint,
+        threads: Threads,
+        attempt: int = 0,
     ) -> None:
-        self.stage, self.task, self.session = stage, task, session
+        self.stage, self.task, self.session, self.attempt = stage, task, session, attempt
         self.agent, self.endpoint, self.threads = agent, endpoint, threads
 
     async def play(self) -> Trajectory:
@@ -45,6 +55,7 @@ class AgentEpisode:
         Raises:
             GenerationError: The generator broke.
         """
+        started = time.time()
         caller = Caller(self.stage, self.task, self.session)
         base_url, key = self.endpoint.open(caller)
         program = asyncio.create_task(self.agent.run(base_url, key, self.task, self.threads))
@@ -54,7 +65,10 @@ class AgentEpisode:
             program.cancel()
             await self.endpoint.shut(key)
             await asyncio.gather(program, return_exceptions=True)
-        return caller.recording.trajectory(self.task, outcome, **fields)
+        trajectory = caller.recording.trajectory(self.task, outcome, **fields)
+        if self.stage.journal is not None:
+            await self.stage.journal.keep([trajectory], started=started, attempt=self.attempt)
+        return trajectory
 
     async def _ending(self, program: asyncio.Task[tuple[float | None, dict[str, Any]]], caller: Caller) -> Ending:
         seconds = self.stage.limits.rollout_timeout

@@ -14,7 +14,6 @@ Every sampled token is trained in exactly one row, the one it was sampled in; in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +51,7 @@ class RecordedRow:
         tools: The tool schemas it was rendered with.
         conversation: Its ids, with their origin.
         marks: Where requests may go on.
-        turns: Start, stop, finish and seconds of each sampled turn.
+        turns: Its sampled turns.
         busy: Whether its next turn is being sampled.
     """
 
@@ -62,7 +61,7 @@ class RecordedRow:
     tools: Tools
     conversation: Conversation
     marks: list[Mark] = field(default_factory=list)
-    turns: list[tuple[int, int, FinishReason, float]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     busy: bool = False
 
 
@@ -154,7 +153,18 @@ class Recording:
         start, stop = row.conversation.add_sample(sample, answer)
         # A program may have left reasoning out of what it sends: the row has it.
         row.history += [*place.messages[len(row.history) :], answer]
-        row.turns.append((start, stop, sample.finish, seconds))
+        row.turns.append(
+            Turn(
+                start,
+                stop,
+                sample.finish,
+                seconds=seconds,
+                row=self.rows.index(row),
+                weights_version=sample.weights_version,
+                updates=sample.updates,
+                prefill=sample.prefill,
+            )
+        )
         if sample.finish is FinishReason.STOP:
             row.marks.append(Mark(len(row.history), len(row.conversation.ids), sample.ids))
         self.spent += place.added + len(sample.ids)
@@ -185,14 +195,9 @@ class Recording:
             logprobs=first.logprobs,
             forks=forks,
             outcome=outcome,
-            turns=list(self._turns()),
+            turns=[turn for row in self.rows for turn in row.turns],
             **fields,
         )
-
-    def _turns(self) -> Iterator[Turn]:
-        for number, row in enumerate(self.rows):
-            for start, stop, finish, seconds in row.turns:
-                yield Turn(start, stop, finish, seconds=seconds, row=number)
 
     def _longest(self, messages: list[Message], tools: Tools) -> tuple[RecordedRow, Mark] | None:
         """The sampled turn furthest on that the request follows; a row that can grow is preferred."""

@@ -10,6 +10,7 @@ Processes end with their parent, however it ends.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import os
@@ -164,8 +165,11 @@ class IsolatedEnvironment:
             if self._closes and not self._process.gone:
                 await self._process.call("close")
         finally:
-            self._process.kill()
-            given_up()
+            await asyncio.shield(asyncio.to_thread(self._leave, given_up))  # waits for the kernel
+
+    def _leave(self, given_up: Callable[[], None]) -> None:
+        self._process.kill()
+        given_up()
 
     _closes = False
 

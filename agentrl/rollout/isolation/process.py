@@ -72,7 +72,8 @@ class InstanceProcess:
         self._lifeline = lifeline
         self._errors = errors
         self._limits = limits
-        self._cause: str | None = None
+        self._cause: str | None = None  # why it is gone, or about to be
+        self._ended = False
         self._turn = asyncio.Lock()
         self._ending = threading.Lock()
 
@@ -99,7 +100,8 @@ class InstanceProcess:
             except (OSError, ValueError, EOFError) as error:
                 raise await asyncio.to_thread(self._died, name, error) from None
             except asyncio.CancelledError:
-                self.kill("it was ended because a call took too long or was cancelled")
+                self._cause = self._cause or "it was ended because a call took too long or was cancelled"
+                await asyncio.shield(asyncio.to_thread(self.kill))  # waits for the kernel
                 raise
         return self._read(answer)
 
@@ -115,10 +117,11 @@ class InstanceProcess:
 
     def kill(self, cause: str = "it was closed") -> int | None:
         """End the process and all that it started; gives its exit code the first time, if it is known."""
+        self._cause = self._cause or cause
         with self._ending:
-            if self._cause is not None:
+            if self._ended:
                 return None
-            self._cause = cause
+            self._ended = True
             code = self._handle.kill()
             self._connection.close()
             self._errors.close()

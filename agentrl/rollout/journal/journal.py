@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.rollout.journal.entry import Entry, Window
 from agentrl.rollout.journal.reading import read_rollout, read_summaries
-from agentrl.rollout.journal.records import RolloutRecord, State, TurnRecord
+from agentrl.rollout.journal.records import RolloutRecord, State
 from agentrl.rollout.journal.schema import journal_path
-from agentrl.rollout.journal.values import Images, dumps, pack_ids, pack_logprobs, png
+from agentrl.rollout.journal.statements import insert, task_text, update
+from agentrl.rollout.journal.values import dumps, lost_type
+from agentrl.rollout.journal.whole import write_whole
 from agentrl.rollout.journal.writer import Writer
-from agentrl.types import Limit, Outcome, Prompt, Task, ToolResult, Trajectory
+from agentrl.types import Task, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class Journal:
@@ -43,7 +49,8 @@ class Journal:
         self._writer = Writer(journal_path(folder, rank))
         self._keep_steps = keep_steps
         self._run = _Run()
-        self._window: _Window | None = None
+        self._window: Window | None = None
+        self._named: set[str] = set()  # extra fields that were warned of
 
     @property
     def path(self) -> Path:
@@ -64,7 +71,7 @@ class Journal:
         def begin(connection: sqlite3.Connection) -> None:
             findable = "SELECT max(run) FROM windows WHERE policy != ''"
             last = connection.execute(findable).fetchone()[0] if resume else None
-            run.id = last or _insert(connection, "runs", started=time.time(), info=text)
+            run.id = last or insert(connection, "runs", started=time.time(), info=text)
 
         self._writer.put(begin)
 
@@ -81,7 +88,7 @@ class Journal:
                 are never found again.
             weights_version: Version of the weights.
         """
-        run, window = self._run, _Window()
+        run, window = self._run, Window()
         self._window = window
         values = {"kind": kind, "step": step, "identity": json.dumps(identity), "policy": policy}
         values |= {"weights_version": weights_version, "started": time.time()}
@@ -89,14 +96,14 @@ class Journal:
 
         def open_(connection: sqlite3.Connection) -> None:
             if run.id is None:  # nobody said so
-                run.id = _insert(connection, "runs", started=time.time(), info="{}")
+                run.id = insert(connection, "runs", started=time.time(), info="{}")
             if oldest is not None:
                 _prune(connection, run.id, oldest)
             found = connection.execute(
                 "SELECT id FROM windows WHERE run = ? AND kind = ? AND identity = ? AND policy = ? AND policy != ''",
                 [run.id, kind, values["identity"], policy],
             ).fetchone()
-            window.id = _insert(connection, "windows", run=run.id, **values) if found is None else found["id"]
+            window.id = insert(connection, "windows", run=run.id, **values) if found is None else found["id"]
             window.found = {} if found is None else _usable(connection, found["id"])
 
         self._writer.put(open_)
@@ -119,23 +126,48 @@ class Journal:
     async def recorded(self, task: Task) -> RolloutRecord | None:
         """What the open window holds of a task from before it was opened, None where there is nothing of use.
 
-        The record is that of a rollout that ended with a training signal, or of one that was cut off.
+        The record is that of a rollout that ended with a training signal, or of one that was cut off. One that a
+        program of the user's played is of use if it can be given back exactly.
         """
         window = self._opened()
 
         def find(connection: sqlite3.Connection) -> RolloutRecord | None:
             number = window.found.get((task.group, task.member))
-            record = None if number is None else read_rollout(connection, number)
-            # The dataset may be another one by now.
-            same = record is not None and record.task.seed == task.seed and _task(record.task) == _task(task)
-            return record if same else None
+            if number is None:
+                return None
+            kept = connection.execute("SELECT seed, task FROM rollouts WHERE id = ?", [number]).fetchone()
+            if tuple(kept) != (task.seed, task_text(task)):  # the dataset is another one by now
+                return None
+            record = read_rollout(connection, number)
+            if record is not None and record.whole is not None and not record.whole.exact:
+                update(connection, number, state=State.SUPERSEDED)
+                return None
+            return record
 
         return await self._writer.commit(find) if window.id is None or window.found else None
+
+    async def keep(self, trajectories: Sequence[Trajectory], *, started: float, attempt: int = 0) -> None:
+        """Write rollouts that a program of the user's played, all of them or none; returns when that is durable.
+
+        Args:
+            trajectories: They have ended; they get their numbers.
+            started: When they began, in seconds since 1970.
+            attempt: Attempts before them.
+        """
+        window = self._opened()
+        self._name_inexact(trajectories)
+
+        def write(connection: sqlite3.Connection) -> list[int]:
+            assert window.id is not None
+            return [write_whole(connection, window.id, t, attempt=attempt, started=started) for t in trajectories]
+
+        for trajectory, number in zip(trajectories, await self._writer.commit(write), strict=True):
+            trajectory.record = number
 
     def supersede(self, record: RolloutRecord) -> None:
         """Note that a rollout is played again from its beginning."""
         number = record.summary.id
-        self._writer.put(lambda connection: _update(connection, number, state=State.SUPERSEDED))
+        self._writer.put(lambda connection: update(connection, number, state=State.SUPERSEDED))
 
     def add_rewards(
         self, trajectories: Sequence[Trajectory], names: Sequence[str], rewards: Sequence[Sequence[float | None]]
@@ -154,7 +186,7 @@ class Journal:
 
         def write(connection: sqlite3.Connection) -> None:
             if run.id is not None:
-                _insert(connection, "logs", run=run.id, step=step, at=at, metrics=text)
+                insert(connection, "logs", run=run.id, step=step, at=at, metrics=text)
 
         self._writer.put(write)
 
@@ -162,7 +194,19 @@ class Journal:
         """Write everything and close the file; whatever is entered later opens it again."""
         self._writer.close()
 
-    def _opened(self) -> _Window:
+    def _name_inexact(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warn, once, of each extra field that the journal cannot give back as it is."""
+        for name, value in (item for trajectory in trajectories for item in trajectory.extra.items()):
+            if name not in self._named and (lost := lost_type({name: value})) is not None:
+                self._named.add(name)
+                logger.warning(
+                    "the journal cannot give back the field %r of a rollout (%s): a resumed run plays such rollouts "
+                    "again. Numbers, strings, lists and dicts of them, bytes and images come back as they are.",
+                    name,
+                    lost,
+                )
+
+    def _opened(self) -> Window:
         if self._window is None:
             self.open_window(kind="play", step=0)
         assert self._window is not None
@@ -174,137 +218,14 @@ class Journal:
         def write(connection: sqlite3.Connection) -> None:
             for number, text in zip(numbers, texts, strict=True):
                 if number is not None:
-                    _update(connection, number, **{column: text})
+                    update(connection, number, **{column: text})
 
         self._writer.put(write)
-
-
-class Entry:
-    """One rollout in the journal.
-
-    Attributes:
-        id: Its number, once it is written.
-        begun: Whether it was handed in.
-        rewarding: Seconds that the environment took for the reward; written with the end.
-    """
-
-    def __init__(self, writer: Writer, window: _Window, task: Task, attempt: int) -> None:
-        self._writer = writer
-        self._window = window
-        self._task = task
-        self._attempt = attempt
-        self.id: int | None = None
-        self.begun = False
-        self.rewarding: float | None = None
-
-    def begin(self, prompt: Prompt, prompt_ids: Sequence[int], *, resetting: float | None = None) -> None:
-        """Hand in the task, and the prompt as the model sees it. It is written before whatever comes later.
-
-        Args:
-            prompt: The prompt.
-            prompt_ids: Its ids.
-            resetting: Seconds that it took to get there: an instance of the environment, `reset`, rendering.
-        """
-        self.begun = True
-        task, ids, started = self._task, list(prompt_ids), time.time()
-
-        def write(connection: sqlite3.Connection) -> None:
-            images: Images = {}
-            self.id = _insert(
-                connection,
-                "rollouts",
-                window=self._window.id,
-                group=task.group,
-                member=task.member,
-                seed=task.seed,
-                environment=task.environment,
-                task=_task(task, images),
-                attempt=self._attempt,
-                state=State.PLAYING,
-                prompt=dumps(prompt, images),
-                prompt_ids=pack_ids(ids),
-                started=started,
-                resetting=resetting,
-            )
-            _keep_images(connection, self.id, images)
-
-        self._writer.put(write)
-
-    async def turn(self, number: int, record: TurnRecord, ending: tuple[Outcome, Limit | None] | None = None) -> None:
-        """Write a finished turn, and how the rollout ended if it ended with it; returns when that is durable."""
-        turn, sample, following, at = record.turn, record.sample, record.following, time.time()
-
-        def write(connection: sqlite3.Connection) -> None:
-            assert self.id is not None
-            images: Images = {}
-            _insert(
-                connection,
-                "turns",
-                rollout=self.id,
-                number=number,
-                row=turn.row,
-                start=turn.start,
-                stop=turn.stop,
-                finish=turn.finish,
-                ids=pack_ids(sample.ids),
-                logprobs=pack_logprobs(sample.logprobs),
-                weights_version=sample.weights_version,
-                updates=json.dumps(sample.updates),
-                message=dumps(record.message, images),
-                results=dumps([_plain(result) for result in turn.results], images),
-                shown=record.shown,
-                next_ids=None if following is None else pack_ids(following.ids),
-                added=None if following is None else following.added,
-                forks=None if following is None else following.forks,
-                seconds=turn.seconds,
-                prefill=turn.prefill,
-                at=at,
-            )
-            _keep_images(connection, self.id, images)
-            if ending is not None:
-                _update(connection, self.id, state=State.PLAYED, outcome=ending[0], limit=ending[1])
-
-        await self._writer.commit(write)
-
-    async def end(self, trajectory: Trajectory) -> None:
-        """Write how the rollout ended; returns when that is durable, and gives the trajectory its number."""
-        if not self.begun:
-            self.begin(trajectory.prompt, trajectory.prompt_ids)
-        failure, ended = trajectory.failure, time.time()
-        listed = [(turn.listed_reward, number) for number, turn in enumerate(trajectory.turns)]
-
-        def write(connection: sqlite3.Connection) -> None:
-            assert self.id is not None
-            images: Images = {}
-            _update(
-                connection,
-                self.id,
-                state=State.ENDED,
-                ended=ended,
-                outcome=trajectory.outcome,
-                limit=trajectory.limit,
-                failure=None if failure is None else json.dumps(_plain(failure)),
-                extra=dumps(trajectory.extra, images),
-                reward=trajectory.reward,
-                rewarding=self.rewarding,
-            )
-            given = [(value, self.id, number) for value, number in listed if value is not None]
-            connection.executemany("UPDATE turns SET listed_reward = ? WHERE rollout = ? AND number = ?", given)
-            _keep_images(connection, self.id, images)
-
-        await self._writer.commit(write)
-        trajectory.record = self.id
 
 
 @dataclass(slots=True)
 class _Run:
     id: int | None = None
-
-
-@dataclass(slots=True)
-class _Window:
-    id: int | None = None
-    found: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def _usable(connection: sqlite3.Connection, window: int) -> dict[tuple[str, int], int]:
@@ -325,40 +246,9 @@ def _prune(connection: sqlite3.Connection, run: int, oldest: int) -> None:
     old = [row["id"] for row in connection.execute("SELECT id FROM windows WHERE run = ? AND step < ?", [run, oldest])]
     for window in old:
         rollouts = "(SELECT id FROM rollouts WHERE window = ?)"
-        connection.execute(f"DELETE FROM turns WHERE rollout IN {rollouts}", [window])
-        connection.execute(f"DELETE FROM rollout_images WHERE rollout IN {rollouts}", [window])
+        for table in ("turns", "trajectory_rows", "rollout_images"):
+            connection.execute(f"DELETE FROM {table} WHERE rollout IN {rollouts}", [window])
         connection.execute("DELETE FROM rollouts WHERE window = ?", [window])
         connection.execute("DELETE FROM windows WHERE id = ?", [window])
     if old:
         connection.execute("DELETE FROM images WHERE digest NOT IN (SELECT digest FROM rollout_images)")
-
-
-def _task(task: Task, images: Images | None = None) -> str:
-    return dumps({"prompt": task.prompt, "columns": task.columns}, images)
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass, those of a call within a result too."""
-    plain = {spec.name: getattr(value, spec.name) for spec in fields(value)}
-    return plain | {"call": _plain(value.call)} if isinstance(value, ToolResult) else plain
-
-
-def _keep_images(connection: sqlite3.Connection, rollout: int, images: Images) -> None:
-    for digest, image in images.items():
-        if connection.execute("SELECT 1 FROM images WHERE digest = ?", [digest]).fetchone() is None:
-            connection.execute("INSERT INTO images VALUES (?, ?)", [digest, png(image)])
-        connection.execute("INSERT OR IGNORE INTO rollout_images VALUES (?, ?)", [rollout, digest])
-
-
-def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> int:
-    columns = ", ".join(f'"{name}"' for name in values)
-    places = ", ".join("?" * len(values))
-    statement = f"INSERT INTO {table} ({columns}) VALUES ({places})"
-    number = connection.execute(statement, list(values.values())).lastrowid
-    assert number is not None
-    return number
-
-
-def _update(connection: sqlite3.Connection, rollout: int, **values: Any) -> None:
-    columns = ", ".join(f'"{name}" = ?' for name in values)
-    connection.execute(f"UPDATE rollouts SET {columns} WHERE id = ?", [*values.values(), rollout])

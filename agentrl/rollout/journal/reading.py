@@ -19,6 +19,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.rollout.journal.records import RolloutRecord, RolloutSummary, RunRecord, State, TurnRecord
 from agentrl.rollout.journal.schema import open_for_reading, rank_of
 from agentrl.rollout.journal.values import from_png, loads, unpack_ids, unpack_logprobs
+from agentrl.rollout.journal.whole import fill_turns, read_whole
 from agentrl.types import Failure, FinishReason, Limit, Outcome, Sample, Task, ToolCall, ToolResult, Turn
 
 
@@ -181,14 +182,16 @@ def read_rollout(
 
     image = from_journal if image is None else image
     row = connection.execute("SELECT * FROM rollouts WHERE id = ?", [number]).fetchone()
-    turns = connection.execute("SELECT * FROM turns WHERE rollout = ? ORDER BY number", [number])
+    rows = connection.execute("SELECT * FROM turns WHERE rollout = ? ORDER BY number", [number])
+    turns, whole = [_turn(turn, image) for turn in rows], read_whole(connection, row, image)
     given = loads(row["task"], image)
     return RolloutRecord(
         summary=summary,
         task=Task(summary.group, summary.member, row["seed"], given["prompt"], given["columns"], summary.environment),
         prompt=loads(row["prompt"], image),
         prompt_ids=unpack_ids(row["prompt_ids"]),
-        turns=[_turn(turn, image) for turn in turns],
+        turns=turns if whole is None else fill_turns(turns, whole),
+        whole=whole,
         extra=loads(row["extra"], image),
     )
 

@@ -23,6 +23,7 @@ from agentrl.types import (
     Message,
     Outcome,
     Prompt,
+    Row,
     Sample,
     Task,
     Trajectory,
@@ -59,7 +60,8 @@ class TurnRecord:
         message: The sampled message as it was read.
         shown: Whether the answers became part of the conversation; a round for which there was no room is dropped.
         following: What the row got after it, None where the episode ended.
-        at: When it was finished, in seconds since 1970.
+        at: When it was finished, in seconds since 1970; None where only a program of the user's could tell.
+        replies: What a program of the user's said next; the engine's answers to calls are those of the turn.
     """
 
     turn: Turn
@@ -67,7 +69,8 @@ class TurnRecord:
     message: Message
     shown: bool = False
     following: Continuation | None = None
-    at: float = 0.0
+    at: float | None = None
+    replies: tuple[Message, ...] = ()
 
     def extend(self, conversation: Conversation, locate: Locate = _no_images) -> None:
         """Give a conversation the turn and what followed it.
@@ -156,6 +159,21 @@ class RolloutSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """What the turns of a rollout do not tell that a program of the user's played, see `journal.whole`.
+
+    Attributes:
+        completion: What followed the prompt.
+        rows: The rows of the trajectory.
+        exact: Whether the trajectory can be given back as it was; else some extra field is only there to be shown.
+    """
+
+    completion: Prompt
+    rows: list[Row]
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """A whole rollout.
 
@@ -166,6 +184,7 @@ class RolloutRecord:
         prompt_ids: Its ids.
         turns: The turns that are finished.
         extra: Further fields for the reward functions.
+        whole: The rest of what a program of the user's played; None where the engine played it.
     """
 
     summary: RolloutSummary
@@ -174,6 +193,7 @@ class RolloutRecord:
     prompt_ids: list[int]
     turns: list[TurnRecord]
     extra: dict[str, Any] = field(default_factory=dict)
+    whole: Whole | None = None
 
     def conversation(self, locate: Locate = _no_images) -> Conversation:
         """The state of the conversation after the recorded turns."""
@@ -187,13 +207,26 @@ class RolloutRecord:
         """The record as it was before a turn was sampled.
 
         Raises:
-            ConfigurationError: There is no such turn.
+            ConfigurationError: There is no such turn, or a program played it that cannot be brought back there.
         """
+        self.check_replayable()
         if not 0 <= turn <= len(self.turns):
             raise ConfigurationError(f"turn {turn}: the rollout has {len(self.turns)} turns")
         summary = replace(self.summary, state=State.PLAYING, ended=None, outcome=None, limit=None, reward=None)
         turns = [replace(t, turn=replace(t.turn, listed_reward=None)) for t in self.turns[:turn]]
         return replace(self, summary=summary, turns=turns)
+
+    def check_replayable(self) -> None:
+        """Check that the engine played it, which alone can do so again.
+
+        Raises:
+            ConfigurationError: A program of the user's did.
+        """
+        if self.whole is not None:
+            raise ConfigurationError(
+                f"rollout {self.summary.id} was played by a rollout_func or an agent: what such a program does between "
+                "its turns is not in the journal, so it cannot be played again"
+            )
 
     def trajectory(self, locate: Locate = _no_images) -> Trajectory:
         """The trajectory as it was played; of a rollout that was cut off, as if it had been cancelled there.
@@ -203,15 +236,28 @@ class RolloutRecord:
                 their images and the rows have none, so that they cannot be trained on.
         """
         summary = self.summary
-        return trajectory_of(
-            self.conversation(locate),
-            self.task,
-            [record.turn for record in self.turns],
-            Outcome.CANCELLED if summary.outcome is None else summary.outcome,
-            limit=Limit.CANCELLED if summary.outcome is None else summary.limit,
-            reward=summary.reward,
-            failure=summary.failure,
-            retries=summary.attempt,
-            extra=self.extra,
-            record=summary.id,
+        fields: dict[str, Any] = {
+            "outcome": Outcome.CANCELLED if summary.outcome is None else summary.outcome,
+            "limit": Limit.CANCELLED if summary.outcome is None else summary.limit,
+            "reward": summary.reward,
+            "failure": summary.failure,
+            "retries": summary.attempt,
+            "extra": self.extra,
+            "record": summary.id,
+        }
+        turns = [record.turn for record in self.turns]
+        if self.whole is None:
+            return trajectory_of(self.conversation(locate), self.task, turns, **fields)
+        first, *forks = self.whole.rows
+        return Trajectory(
+            task=self.task,
+            prompt=self.prompt,
+            prompt_ids=first.prompt_ids,
+            completion=self.whole.completion,
+            completion_ids=first.completion_ids,
+            loss_mask=first.loss_mask,
+            logprobs=first.logprobs,
+            forks=forks,
+            turns=turns,
+            **fields,
         )

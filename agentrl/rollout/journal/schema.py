@@ -19,7 +19,7 @@ from agentrl.errors import ConfigurationError
 APPLICATION_ID = 0x61677274
 """`agrt`."""
 
-VERSION = 2
+VERSION = 3
 """Version of the tables below; raise it with every change of them."""
 
 BUSY_SECONDS = 5.0
@@ -53,6 +53,8 @@ CREATE TABLE rollouts (          -- one for each attempt at a task
     state TEXT NOT NULL,         -- see `records.State`
     prompt TEXT NOT NULL,        -- JSON: as the model saw it
     prompt_ids BLOB NOT NULL,
+    completion TEXT,             -- JSON: what followed, of a rollout that a program of the user's played; else NULL
+    exact INTEGER,               -- of such a rollout: whether all of it can be given back as it was
     started REAL NOT NULL,
     ended REAL,
     resetting REAL,              -- seconds before `started`: an instance, `reset`, rendering
@@ -66,7 +68,16 @@ CREATE TABLE rollouts (          -- one for each attempt at a task
     advantages TEXT              -- JSON: one number, or one a turn
 );
 CREATE INDEX rollouts_of_window ON rollouts (window, "group", member);
-CREATE TABLE turns (
+CREATE TABLE trajectory_rows (   -- of rollouts that a program of the user's played
+    rollout INTEGER NOT NULL REFERENCES rollouts,
+    number INTEGER NOT NULL,
+    prompt_ids BLOB,             -- NULL of the first one: those of the rollout
+    completion_ids BLOB NOT NULL,
+    loss_mask BLOB NOT NULL,     -- a byte for each id
+    logprobs BLOB NOT NULL,
+    PRIMARY KEY (rollout, number)
+);
+CREATE TABLE turns (             -- where `trajectory_rows` has the ids, without ids, message and time
     rollout INTEGER NOT NULL REFERENCES rollouts,
     number INTEGER NOT NULL,
     row INTEGER NOT NULL,        -- which row of the trajectory
@@ -86,7 +97,7 @@ CREATE TABLE turns (
     seconds REAL NOT NULL,       -- spent sampling
     prefill REAL,                -- of these, until the first id; NULL if the generator does not tell
     listed_reward REAL,
-    at REAL NOT NULL,
+    at REAL,
     PRIMARY KEY (rollout, number)
 );
 CREATE TABLE images (

@@ -81,6 +81,20 @@ def loads(text: str, image: Callable[[str], Image.Image]) -> Any:
     return json.loads(text, object_hook=unmark) if '"$' in text else json.loads(text)
 
 
+def lost_type(value: Any) -> str | None:
+    """Name the type of the first thing in a value that `loads` does not give back as it was, None if all comes back.
+
+    What JSON has comes back, and so do bytes, and images in a mode that PNG keeps.
+    """
+    if isinstance(value, dict):
+        parts = [lost_type(item) if isinstance(key, str) else type(key).__name__ for key, item in value.items()]
+        return next((name for name in parts if name is not None), None)
+    if isinstance(value, list):
+        return next((name for name in map(lost_type, value) if name is not None), None)
+    kept = value is None or isinstance(value, bool | int | float | str | bytes)
+    return None if kept or (isinstance(value, Image.Image) and value.mode in PNG_MODES) else type(value).__name__
+
+
 def storable(image: Image.Image) -> Image.Image:
     """An image in a mode that PNG keeps."""
     if image.mode in PNG_MODES:

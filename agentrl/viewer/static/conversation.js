@@ -42,16 +42,19 @@ function answer(result, source) {
   );
 }
 
+/** A message of the prompt, or what a program that owns its loop said after a turn. */
+function given(one, source) {
+  return el("section", { class: `message ${one.role === "assistant" ? "model" : ""}` },
+    el("h3", {}, visible(one.role)), message(one, source), one.calls.map((call) => prose(call, "code")));
+}
+
 /** The turns of a rollout, below its prompt. */
 export function conversation(content, row) {
-  const prompt = content.prompt.map((one) =>
-    el("section", { class: `message ${one.role === "assistant" ? "model" : ""}` },
-      el("h3", {}, visible(one.role)), message(one, row.source), one.calls.map((call) => prose(call, "code"))),
-  );
+  const prompt = content.prompt.map((one) => given(one, row.source));
   let before = row.started;
   const turns = content.turns.map((turn, i) => {
     const calling = Math.max(0, ...turn.results.map((result) => result.seconds));
-    const rest = Math.max(0, turn.at - before - turn.seconds - calling);
+    const rest = turn.at === null ? 0 : Math.max(0, turn.at - before - turn.seconds - calling);
     before = turn.at;
     const parts = [
       { name: "sampling", size: turn.seconds, kind: "sampling" },
@@ -69,7 +72,7 @@ export function conversation(content, row) {
     ];
     const unseen = turn.results.length && !turn.shown;
     const read = turn.results.length === 0 ? turn.message.calls.map((call) => prose(call, "code")) : null;
-    return el(
+    const section = el(
       "section",
       { class: "message model" },
       el("h3", {}, `Turn ${i + 1}`, el("span", { class: "facts" }, facts.filter(Boolean).join(" · ")), stackedBar(parts, seconds)),
@@ -78,6 +81,7 @@ export function conversation(content, row) {
       turn.results.map((result) => answer(result, row.source)),
       unseen ? el("p", { class: "note" }, "There was no room for these answers: the model did not see them.") : null,
     );
+    return [section, turn.replies.map((one) => given(one, row.source))];
   });
   const end = content.turns.length === 0 ? el("p", { class: "empty" }, "No turn was finished.") : null;
   return el("div", { class: "conversation" }, prompt, turns, end, content.failure && failure(content.failure));

@@ -69,7 +69,8 @@ function brief(content) {
     const text = said(turn.message.blocks);
     const calls = turn.results.map((result) => el("div", { class: `step ${result.failed ? "bad" : ""}` },
       el("span", { class: "tool" }, visible(result.name) || "unreadable call"), " ", el("span", { class: "code" }, shortened(result.arguments.text)), el("div", { class: "answer" }, "→ ", said(result.blocks))));
-    return [text && el("p", { class: "text", dir: "auto" }, text), calls];
+    const replies = turn.replies.map((one) => el("div", { class: "step" }, el("span", { class: "tool" }, visible(one.role)), " ", el("div", { class: "answer" }, "→ ", said(one.blocks))));
+    return [text && el("p", { class: "text", dir: "auto" }, text), calls, replies];
   });
   const failure = content.failure && el("p", { class: "text error" }, shortened(content.failure.text));
   return [turns, failure];

@@ -7,9 +7,12 @@ group without processes, which the root group of a host is exempt from; elsewher
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
+
+logger = logging.getLogger(__name__)
 
 PERIOD = 100_000
 """Microseconds over which processor time is counted."""
@@ -19,6 +22,9 @@ PREFIX = "agentrl-"
 ROOT = "/sys/fs/cgroup"
 
 CONTROLLERS = ("memory", "pids", "cpu")
+
+ATTEMPTS = 200
+"""How often a group is tried to be removed, 10 ms apart: what was killed in it takes a moment to be gone."""
 
 Limits = dict[str, dict[str, str]]
 
@@ -123,7 +129,9 @@ def _folders() -> list[str]:
 
 
 def _remove(folder: str) -> None:
-    for _ in range(200):
+    """Kill what is in a group, and remove it; a warning says what is left behind, and why."""
+    reason: str | None = None
+    for _ in range(ATTEMPTS):
         with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as procs:
             for pid in procs.read().split():
                 os.kill(int(pid), signal.SIGKILL)
@@ -132,8 +140,10 @@ def _remove(folder: str) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError:
+        except OSError as error:
+            reason = error.strerror
             time.sleep(0.01)
+    logger.warning("the control group %s is left behind, for it cannot be removed: %s", folder, reason)
 
 
 def _own_folder(controller: str) -> str:

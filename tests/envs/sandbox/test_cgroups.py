@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -55,3 +56,20 @@ def test_groups_whose_owner_is_gone_are_removed(root: Path) -> None:
     assert {path.name for path in root.iterdir() if path.is_dir()} == {"agentrl-1-x", "other"}
     cgroups.remove("agentrl-1-x")
     assert not (root / "agentrl-1-x").exists()
+
+
+def test_a_group_that_stays_is_named_with_the_reason(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that cannot be killed (waiting for a disk, say) keeps its group: the kernel refuses to remove it."""
+
+    def busy(folder: str) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", folder)
+
+    cgroups.os.mkdir(str(root / "agentrl-1-x"))
+    monkeypatch.setattr(cgroups.os, "rmdir", busy)
+    monkeypatch.setattr(cgroups, "ATTEMPTS", 2)
+    cgroups.remove("agentrl-1-x")
+    [record] = caplog.records
+    assert str(root / "agentrl-1-x") in record.message
+    assert "Device or resource busy" in record.message
