@@ -172,12 +172,10 @@ def plan_step(
         The step, and the position ids [B, Q] with Q the largest count. Padding has position 0, so that it
         attends to something and gives no NaN.
     """
-    slot_B = torch.tensor(slots_B, device=device)
-    start_B1 = torch.tensor(starts_B, device=device)[:, None]
-    count_B1 = torch.tensor(counts_B, device=device)[:, None]
+    slot_B, start_B, count_B = torch.tensor([slots_B, starts_B, counts_B], device=device)
     column_1Q = torch.arange(max(counts_B), device=device)[None]
-    real_BQ = column_1Q < count_B1
-    position_BQ = (start_B1 + column_1Q) * real_BQ
+    real_BQ = column_1Q < count_B[:, None]
+    position_BQ = (start_B[:, None] + column_1Q) * real_BQ
     batch_N, column_N = real_BQ.nonzero(as_tuple=True)
     first = slots_B[0]
     consecutive = list(slots_B) == list(range(first, first + len(slots_B)))
