@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test processes run side by side; one thread each, or they fight for the cores.
+# Test processes run side by side; one thread each, or they fight for the cores. One that crashes is not replaced: with groups,
+# pytest-xdist 3.8 waits for ever after that; the others run what is left.
 WORKERS ?= 2
+SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 DEMO ?=
 
 .PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents venv venv-vllm clean
@@ -11,15 +13,19 @@ DEMO ?=
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
 
+# What failed beside other tests is tried once more, alone and by name: a test that only then passes depends on how busy
+# the machine is, and is to be mended. One that fails again fails the run.
 test: $(VENV)/.dev ## run all tests, slow ones included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(SIDE_BY_SIDE) || { \
+	echo "== failed above: once more, one after the other. What passes now depends on the machine's load: mend it. =="; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none; }
 
 # Last of all: once DeepSpeed is there, every process that trains imports it. It builds an operator when first used.
 test-deepspeed: $(VENV)/.dev $(VENV)/.deepspeed ## the tests of DeepSpeed, which the others skip without it
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/training/test_sharded.py tests/examples/test_accelerate.py -k "zero or deepspeed"
 
 test-fast: $(VENV)/.dev ## leave the slow tests out
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(SIDE_BY_SIDE) -m "not slow"
 
 lint: $(VENV)/.dev ## style, formatting, types
 	$(BIN)/ruff check .

@@ -24,6 +24,10 @@ import psutil
 _OWN_THREAD_ONLY = 0x20000000
 """`__WNOTHREAD` of waitid(2): children of other threads do not count. Linux only."""
 
+_WITH_THE_INTERPRETER = ctypes.PyDLL(None) if sys.platform == "linux" else None
+"""The C library, called without giving the interpreter lock away: `os.waitid` would queue for it behind all other
+threads to get it back, for a hundred times as long as the call itself takes."""
+
 _SWEEPS = 5
 """Times the descendants are looked up, since they may be starting more while they are being killed."""
 
@@ -34,11 +38,10 @@ class Abandoned(BaseException):
 
 def own_children() -> frozenset[int]:
     """Processes that the calling thread has started and not yet waited for; costs microseconds when there are none."""
-    if sys.platform != "linux":
+    if _WITH_THE_INTERPRETER is None:
         return frozenset()
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _OWN_THREAD_ONLY)
-    except ChildProcessError:
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT | _OWN_THREAD_ONLY
+    if _WITH_THE_INTERPRETER.waitid(os.P_ALL, 0, None, options) == -1:  # no child
         return frozenset()
     return _children(threading.get_native_id())
 

@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import functools
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -55,8 +54,8 @@ class Threads:
                 self._mailbox = _Mailbox(loop)
             pending = _Call(functools.partial(function, *args, **kwargs), self._mailbox, loop.create_future())
             crew = self._crew
+            crew.waiting.append(pending)
             self._man(crew)
-            crew.calls.put(pending)
         try:
             value, error = await pending.answer
         except asyncio.CancelledError:
@@ -74,8 +73,8 @@ class Threads:
         with self._lock:
             crew, self._crew = self._crew, _Crew()
             self._mailbox = None
-        for _ in crew.threads:
-            crew.calls.put(None)
+        crew.waiting += [None] * len(crew.threads)
+        crew.match()
         deadline = time.monotonic() + CLOSE_SECONDS
         for thread in crew.threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -83,26 +82,25 @@ class Threads:
             logger.warning("%d call(s) of tools or environments still run in threads at closing", busy)
 
     def _man(self, crew: _Crew) -> None:
-        """See to it that a thread is free for a call, as far as the limit allows."""
-        with suppress(IndexError):
-            return crew.idle.pop()
-        if len(crew.threads) < self._max_threads:
+        """See to it that a call that waits gets a thread, as far as the limit allows."""
+        crew.match()
+        if crew.waiting and len(crew.threads) < self._max_threads:
             thread = threading.Thread(target=self._work, args=(crew,), name="agentrl-call", daemon=True)
             crew.threads.append(thread)
-            return thread.start()
-        return crew.owed.append(None)
+            thread.start()
 
     def _work(self, crew: _Crew) -> None:
+        seat = _Seat()
+        crew.rest(seat)
         with suppress(Abandoned):
-            while (pending := crew.calls.get()) is not None:
-                if pending.begin(own_children()):
-                    outcome = pending.execute()
-                    if pending.end():
-                        return  # it was left behind, and another thread has its place
+            while (pending := seat.take()) is not None:
+                outcome = pending.execute() if pending.begin(own_children()) else None
+                if outcome is not None and pending.end():
+                    return  # it was left behind, and another thread has its place
+                crew.rest(seat)  # before anybody hears of the outcome: what comes of it finds this thread free
+                if outcome is not None:
                     pending.mailbox.put(pending, outcome)
-                    del outcome
-                del pending  # an idle thread must not keep the last call's arguments alive
-                crew.rest()
+                del pending, outcome  # an idle thread must not keep the last call's arguments alive
 
     def _abandon(self, pending: _Call, crew: _Crew) -> None:
         """Leave a call behind; if it runs already, so is its thread, whose place another one may take."""
@@ -112,66 +110,109 @@ class Threads:
                 return
             crew.threads.remove(thread)
             self.abandoned += 1
-            if crew.owed:
-                crew.owed.pop()
-                self._man(crew)  # a call waits for the place
+            self._man(crew)  # a call may wait for the place
             where = place(thread)
             end(thread, pending.spared)
         logger.warning("gave up waiting for %s, which was at %s", pending.name, where)
 
 
-class _Crew:
-    """The threads between two closings, and their queue: a thread left behind never takes a later crew's calls.
+class _Seat:
+    """Where one thread waits for its next call.
 
-    Threads that come and go share no lock: a hundred that end at once would queue for it. The two deques are counters
-    that any thread may change.
+    Each thread waits by itself. Where all wait at one queue, they are woken one after the other, each by the one
+    before, which has to get hold of the interpreter first: of a hundred calls at once most would begin only when the
+    event loop has nothing left to do.
+    """
+
+    __slots__ = ("_call", "_given")
+
+    def __init__(self) -> None:
+        self._call: _Call | None = None
+        self._given = threading.Lock()
+        self._given.acquire()
+
+    def give(self, call: _Call | None) -> None:
+        """Hand over a call, or None to end the thread; only to one that rests, and only once."""
+        self._call = call
+        self._given.release()
+
+    def take(self) -> _Call | None:
+        """Wait for what is given."""
+        self._given.acquire()
+        call, self._call = self._call, None
+        return call
+
+
+class _Crew:
+    """The threads between two closings: a thread left behind never takes a later crew's calls.
+
+    Threads that come and go share no lock: a hundred that end at once would queue for it. Whoever adds to one of the
+    two deques looks into the other one afterwards, so that no call waits beside a thread that rests.
 
     Attributes:
-        calls: Calls that no thread has taken yet.
         threads: All threads; changed under the lock of `Threads`.
-        idle: One entry for each thread that waits for a call and is not spoken for.
-        owed: One entry for each call that has to wait for a thread.
+        waiting: Calls that have no thread yet; None ends the thread that gets it.
+        resting: Threads without a call.
     """
 
     def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
-        self.idle: deque[None] = deque()
-        self.owed: deque[None] = deque()
+        self.waiting: deque[_Call | None] = deque()
+        self.resting: deque[_Seat] = deque()
 
-    def rest(self) -> None:
-        """Called by a thread that has ended a call: it takes a waiting one, or is idle."""
-        try:
-            self.owed.pop()
-        except IndexError:
-            self.idle.append(None)
+    def rest(self, seat: _Seat) -> None:
+        """Called by a thread that has no call."""
+        self.resting.append(seat)
+        self.match()
+
+    def match(self) -> None:
+        """Give calls that wait to threads that rest, the last one first: its stack is the warmest."""
+        while self.waiting:
+            try:
+                seat = self.resting.pop()
+            except IndexError:
+                return
+            try:
+                call = self.waiting.popleft()
+            except IndexError:  # another thread was quicker
+                self.resting.append(seat)
+            else:
+                seat.give(call)
 
 
 class _Mailbox:
-    """Answers on their way to one loop, which is woken once for all that are there when it looks."""
+    """Answers on their way to one loop, which is woken when it may be asleep, not for each of them.
+
+    Waking goes through a socket, and writing and reading that give the interpreter away to whoever waits for it. So
+    the loop looks here once in each of its rounds for as long as it finds something.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._answers: deque[tuple[_Call, Outcome]] = deque()
-        self._woken = False
+        self._awake = False
 
     def put(self, call: _Call, outcome: Outcome) -> None:
         """Send the outcome of a call, from any thread."""
         self._answers.append((call, outcome))
-        if self._woken:
+        if self._awake:
             return
-        self._woken = True
+        self._awake = True
         try:
             self.loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
             logger.debug("the loop that waited for %r is closed", call.function)
 
     def _deliver(self) -> None:
-        self._woken = False  # before looking: whatever comes from now on wakes the loop again
-        while self._answers:
-            call, outcome = self._answers.popleft()
-            if not call.answer.done():
-                call.answer.set_result(outcome)
+        if not self._answers:
+            self._awake = False  # from now on whatever comes wakes the loop again
+        if self._answers:  # looked at again: what came just before that line has woken nobody
+            self._awake = True
+            while self._answers:
+                call, outcome = self._answers.popleft()
+                if not call.answer.done():
+                    call.answer.set_result(outcome)
+            self.loop.call_soon(self._deliver)
 
 
 class _Call:
