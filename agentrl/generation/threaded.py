@@ -13,11 +13,10 @@ import asyncio
 import logging
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams, require_room
@@ -73,7 +72,6 @@ class ThreadedGenerator:
         self._mirror: Follower | None = None
         self._max_context = max_context
         self._inbox: queue.SimpleQueue[Callable[[Core], None]] = queue.SimpleQueue()
-        self._outbox: list[_Answered] = []  # of the thread alone
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._serving = False
@@ -109,7 +107,7 @@ class ThreadedGenerator:
     ) -> Sample:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task drops the request."""
         require_room(session, ids, params, self.max_context)
-        turn = _Turn(session, list(ids), params, tuple(images), self._outbox)
+        turn = _Turn(session, list(ids), params, tuple(images))
         with self._lock:
             self._start()
             self._inbox.put(turn.submit)
@@ -194,20 +192,8 @@ class ThreadedGenerator:
                 # The thread must live, and nobody may wait for ever.
                 logger.exception("the generator failed; so do all its requests")
                 self._core.fail(error)
-            self._send()
         self._run_commands(wait=False)
         self._core.fail(GenerationError("the generator was closed before the turn was finished"))
-        self._send()
-
-    def _send(self) -> None:
-        """Send the answers on their way; an event loop is woken once for all that end together."""
-        by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answered]] = defaultdict(list)
-        for answered in self._outbox:
-            by_loop[answered[0].loop].append(answered)
-        self._outbox.clear()
-        for loop, answers in by_loop.items():
-            with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_resolve, answers)
 
     def _run_commands(self, *, wait: bool) -> None:
         with suppress(queue.Empty):
@@ -216,49 +202,36 @@ class ThreadedGenerator:
                 wait = False
 
 
-_Answered: TypeAlias = "tuple[_Turn, Sample | GenerationError]"
-
-
 class _Turn:
-    """Carries one request from the event loop to the thread, and its answer into the outbox."""
+    """Carries one request from the event loop to the thread, and its answer back."""
 
-    def __init__(
-        self,
-        session: str,
-        ids: list[int],
-        params: SamplingParams,
-        images: tuple[ImageSpan, ...],
-        outbox: list[_Answered],
-    ):
+    def __init__(self, session: str, ids: list[int], params: SamplingParams, images: tuple[ImageSpan, ...]):
         self._session, self._ids, self._params, self._images = session, ids, params, images
-        self._outbox = outbox
+        self._loop = asyncio.get_running_loop()
         self._request: Any = None
-        self.loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Sample] = self.loop.create_future()
+        self.answer: asyncio.Future[Sample] = self._loop.create_future()
 
     def submit(self, core: Core) -> None:
         try:
-            self._request = core.submit(self._session, self._ids, self._params, self._done, self._images)
+            self._request = core.submit(self._session, self._ids, self._params, self._deliver, self._images)
         except Exception as error:  # noqa: BLE001 - sizing a cache runs the model, which may raise anything
-            self._done(explain(self._session, error))
+            self._deliver(explain(self._session, error))
 
     def drop(self, core: Core) -> None:
         if self._request is not None:
             core.cancel(self._request)
 
-    def _done(self, answer: Sample | GenerationError) -> None:
-        self._outbox.append((self, answer))
+    def _deliver(self, answer: Sample | GenerationError) -> None:
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._resolve, answer)
 
-
-def _resolve(answers: Sequence[_Answered]) -> None:
-    """Wake those who wait for turns, in their event loop."""
-    for turn, answer in answers:
-        if turn.answer.done():
-            continue
+    def _resolve(self, answer: Sample | GenerationError) -> None:
+        if self.answer.done():
+            return
         if isinstance(answer, Sample):
-            turn.answer.set_result(answer)
+            self.answer.set_result(answer)
         else:
-            turn.answer.set_exception(answer)
+            self.answer.set_exception(answer)
 
 
 def explain(session: str, error: Exception) -> GenerationError:
