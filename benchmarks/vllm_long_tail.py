@@ -18,8 +18,9 @@ no weights over, which needs that group. The server's weights are those of the a
     make venv-vllm
     OMP_NUM_THREADS=1 python benchmarks/vllm_long_tail.py [--rollouts 32] [--rounds 4] [--limit 1.3] [--no-peer]
 
-Printed for each side: seconds, how many times the bound, how often the tool was called. Exit code 1 if agentrl takes
-more than `--limit` times the bound.
+Printed for each side: seconds, how many times the bound, how often the tool was called; where the time of the rollout
+that took longest went (its turns at the server, its tools, all else); processor seconds of the server's processes and
+of this one. Exit code 1 if agentrl takes more than `--limit` times the bound.
 """
 
 from __future__ import annotations
@@ -33,24 +34,26 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 
+import psutil  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from guess_number import GuessNumber  # noqa: E402
 from tiny_agent.agents import guessing_agent  # noqa: E402
 
 from agentrl import GRPOConfig, GRPOTrainer  # noqa: E402
 from agentrl.testing.vllm import VllmServer  # noqa: E402
-from agentrl.types import Task  # noqa: E402
+from agentrl.types import Task, Trajectory  # noqa: E402
 
 SHORTEST, MIDDLE, LONGEST = 0.2, 0.6, 3.0
 PROMPT = [{"role": "user", "content": ""}]
-COLUMNS = "{:>8} {:>9} {:>12} {:>6}"
+COLUMNS = "{:>9} {:>8} {:>12} {:>6} {:>6} {:>6} {:>6} {:>11} {:>8}"
+HEADS = ("side", "seconds", "x the bound", "calls", "turns", "tools", "rest", "server CPU", "own CPU")
 
 
 class Rounds:
@@ -126,6 +129,31 @@ class Tools:
         return Tail
 
 
+class Parts:
+    """Where the time of a side goes.
+
+    Attributes:
+        turns: Seconds that the rollout which took longest waited for its turns.
+        tools: The same for its tools; None where nobody says.
+        server: Processor seconds of the server's processes, from their beginning.
+        own: The same of this process.
+    """
+
+    def __init__(self) -> None:
+        self.turns: float | None = None
+        self.tools: float | None = None
+        self.server = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
+        self.own = time.process_time()
+
+    def see(self, trajectories: Sequence[Trajectory]) -> None:
+        """Look for the longest rollout among those that were played."""
+        spent = [
+            (sum(turn.seconds for turn in t.turns), sum(r.seconds for turn in t.turns for r in turn.results))
+            for t in trajectories
+        ]
+        self.turns, self.tools = max(spent, key=sum)
+
+
 def rows_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each rollout."""
     return [{"prompt": PROMPT, "rollout": i} for i in range(options.rollouts)]
@@ -152,7 +180,9 @@ def config(kind: Any, folder: str, url: str, options: argparse.Namespace) -> Any
     )
 
 
-def ours(agent: Path, folder: str, url: str, tools: Tools, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+def ours(
+    agent: Path, folder: str, url: str, tools: Tools, options: argparse.Namespace
+) -> dict[str, Callable[[Parts], None]]:
     """What there is to time of agentrl."""
     trainer = GRPOTrainer(
         str(agent),
@@ -161,26 +191,35 @@ def ours(agent: Path, folder: str, url: str, tools: Tools, options: argparse.Nam
         environment_factory=tools.environment(),
     )
     tasks = [Task("0", i, 0, PROMPT, {"rollout": i}) for i in range(options.rollouts)]
-    collector = trainer.collector
+    collector, engine = trainer.collector, trainer.collector.engine
+    run = engine.run
 
-    def play() -> None:
+    def play(parts: Parts) -> None:
+        def seen(tasks: list[Task]) -> list[Trajectory]:
+            trajectories = run(tasks)
+            parts.see(trajectories)
+            return trajectories
+
+        engine.run = seen  # type: ignore[method-assign]
         collector.collect(tasks, rows_per_batch=len(tasks), batches=1)
 
-    def play_alone() -> None:
-        collector.engine.release(collector.engine.run([tasks[tools.slowest]]))
+    def play_alone(parts: Parts) -> None:
+        trajectories = run([tasks[tools.slowest]])
+        parts.see(trajectories)
+        engine.release(trajectories)
 
-    def play_in_rounds() -> None:
+    def play_in_rounds(parts: Parts) -> None:
         tools.rounds = Rounds(len(tasks))
-        play()
+        play(parts)
         tools.rounds = None
 
-    play()
+    play(Parts())
     return {"alone": play_alone, "agentrl": play, "barrier": play_in_rounds}
 
 
 def peers(
     agent: Path, folder: str, url: str, tools: Tools, options: argparse.Namespace
-) -> dict[str, Callable[[], Any]]:
+) -> dict[str, Callable[[Parts], None]]:
     """What there is to time of TRL."""
     import trl
     from transformers import AutoTokenizer
@@ -201,11 +240,11 @@ def peers(
     )
     trainer.model.train()
 
-    def play() -> None:
+    def play(_: Parts) -> None:
         # Its loop appends to the messages of the rows that it is given.
         trainer._generate_and_score_completions([{**row, "prompt": [dict(PROMPT[0])]} for row in rows])
 
-    play()
+    play(Parts())
     return {f"TRL {trl.__version__}": play}
 
 
@@ -228,14 +267,18 @@ def main() -> int:
             sides |= peers(agent, folder, server.url, tools, options)
         longest = sum(tools.seconds[tools.slowest])
         print(f"{options.rollouts} rollouts, {options.rounds} rounds; the slowest waits {longest:.2f} s for its tools")
-        print(COLUMNS.format("side", "seconds", "x the bound", "calls"))
+        print(COLUMNS.format(*HEADS))
         tools.waits, taken = True, {}
         for side, play in sides.items():
-            tools.calls, began = 0, time.perf_counter()
-            play()
-            taken[side] = time.perf_counter() - began
+            tools.calls, parts, began = 0, Parts(), time.perf_counter()
+            play(parts)
+            taken[side], after = time.perf_counter() - began, Parts()
+            known = parts.turns is not None and parts.tools is not None
+            split = (parts.turns, parts.tools, taken[side] - parts.turns - parts.tools) if known else ()
+            cells = [f"{value:.2f}" for value in split] or ["-"] * 3
+            cpu = f"{after.server - parts.server:.2f}", f"{after.own - parts.own:.2f}"
             times = f"{taken[side]:.2f}", f"{taken[side] / taken['alone']:.2f}"
-            print(COLUMNS.format(side, *times, tools.calls), flush=True)
+            print(COLUMNS.format(side, *times, tools.calls, *cells, *cpu), flush=True)
     return int(taken["agentrl"] > options.limit * taken["alone"])
 
 

@@ -2,7 +2,9 @@
 
 A template that drops the reasoning of earlier turns gives the model, after a tool round, another context than the row
 so far. With `reasoning="fork"` the model sees exactly that context: where the template keeps the row, the row grows by
-a suffix; where it rewrites a turn, the episode continues as a new row whose prompt is the rewritten context.
+a suffix; where it rewrites a turn, the episode continues as a new row whose prompt is the rewritten context. Where it
+cannot write what was said at all (GPT-OSS raises on text and reasoning beside a call, Llama on two calls), there is no
+other context than the row, which grows as with `reasoning="keep"`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from agentrl.chat.pictures import count_images
 from agentrl.chat.suffixes import SuffixRule
 from agentrl.chat.template import Template
 from agentrl.chat.turns import TurnEnd, added_tokens, cut_after_turn
+from agentrl.errors import TemplateError
 from agentrl.types import Image, Message
 
 
@@ -24,6 +27,7 @@ def continue_or_fork(
     template: Template,
     end: TurnEnd,
     rule: SuffixRule,
+    kept: SuffixRule | None,
     messages: list[Message],
     results: list[Message],
     tools: list[dict[str, Any]] | None,
@@ -41,6 +45,7 @@ def continue_or_fork(
         template: The template.
         end: What ends a turn.
         rule: Encodes suffixes.
+        kept: Encodes those of turns that the template cannot write; None where it can write all.
         messages: The conversation, with the sampled turn at its end; image blocks are empty.
         results: The messages that answer the turn, likewise.
         tools: Tool schemas.
@@ -52,12 +57,18 @@ def continue_or_fork(
         A suffix or a new row.
 
     Raises:
-        TemplateError: The template cannot render the messages.
+        TemplateError: No template can render the messages.
     """
     messages = clean_messages(messages)
     new = images[len(images) - count_images(results) :]
-    prompt = template.render_quickly(messages[:-1], tools, True)
-    grown = template.render_quickly([*messages, *results], tools, True)
+    try:
+        prompt = template.render_quickly(messages[:-1], tools, True)
+        grown = template.render_quickly([*messages, *results], tools, True)
+    except TemplateError:
+        if kept is None:
+            raise
+        suffix = kept.encoded(last_id, messages[-1], results, bool(tools), new)
+        return Continuation(suffix.ids, len(suffix.ids), images=suffix.images)
     stopped = end.call_text if last_id == end.call_id else end.text
     for turn in (f"{prompt}{sampled}{stopped or ''}", template.render_quickly(messages, tools, False)):
         if (written := end.written(turn)) is not None:

@@ -110,9 +110,15 @@ class Renderer:
                 "`tokenizer.response_template` (see the chat response parsing guide of transformers)."
             )
         self._suffixes = None if self._template is None or self._end is None else SuffixRule(self._template, self._end)
+        self._kept_suffixes = self._suffixes_where_own_raises()
         self._images = None if own is None else own.images
         self._prompts: dict[Any, Encoded] = {}
         self._decode = _decoder(tokenizer)
+
+    def _suffixes_where_own_raises(self) -> SuffixRule | None:
+        kept = None if self.choice is None else self.choice.kept
+        end = None if kept is None else find_turn_end(self._tokenizer, kept.render)
+        return None if kept is None or end is None else SuffixRule(kept, end)
 
     @property
     def end_of_turn(self) -> str | None:
@@ -278,6 +284,7 @@ class Renderer:
             self._template,
             self._end,
             self._suffixes,
+            self._kept_suffixes,
             messages,
             results,
             tools,

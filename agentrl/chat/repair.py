@@ -76,12 +76,14 @@ class Choice:
         origin: Where it comes from.
         family: Name of the family, where it is known.
         problem: What is wrong with the own template, None where nothing is.
+        kept: With forks: the exact template, for turns that the own one cannot write; None where it can write all.
     """
 
     template: Template
     origin: Origin
     family: str | None
     problem: str | None = None
+    kept: Template | None = None
 
 
 def exact_template(own: Template | None) -> Choice:
@@ -139,7 +141,8 @@ def forking_template(own: Template | None) -> Choice:
         The template.
 
     Raises:
-        TemplateError: There is none, it does not show all of a tool round, or it has no end of turn.
+        TemplateError: There is none, it does not show all of a tool round, it has no end of turn, or it cannot write
+            some of the generated conversations and no other can.
     """
     if own is None:
         raise TemplateError("The tokenizer has no chat template. Set `tokenizer.chat_template`.")
@@ -151,7 +154,18 @@ def forking_template(own: Template | None) -> Choice:
         )
     if find_turn_end(own.tokenizer, own.render) is None:
         raise no_end_of_turn()
-    return Choice(own, Origin.OWN, None if family is None else family.name)
+    kept = exact_template(own).template if _cannot_write(own) else None
+    return Choice(own, Origin.OWN, None if family is None else family.name, kept=kept)
+
+
+def _cannot_write(own: Template) -> bool:
+    """Whether a template raises on a conversation that an episode can have."""
+    try:
+        for messages in tool_conversations(own.render_quickly):
+            own.render_quickly(messages, PROBE_TOOLS, False)
+    except TemplateError:
+        return True
+    return False
 
 
 def prove(template: Template, *, repair: bool = True) -> Proof:

@@ -124,10 +124,10 @@ class Phased(Protocol):
     """
 
     def wake(self) -> None:
-        """Turns are about to be sampled."""
+        """The policy stays as it is, and turns are sampled; those that were asked for before go on meanwhile."""
 
     def rest(self) -> None:
-        """The policy may change from here on, until the next `sync`; no turn is asked for before `wake`."""
+        """The policy may change from here on, until the next `wake`."""
 
 
 @runtime_checkable

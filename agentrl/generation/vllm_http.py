@@ -52,6 +52,7 @@ class Replica:
         loads_adapters: Whether it takes LoRA adapters while it runs.
         lora_rank: Their highest rank.
         normalizes: Whether it normalizes pixels by itself; None where it does not say.
+        engines: How many engines it spreads requests over, each with a prefix cache of its own.
     """
 
     def __init__(self, url: str) -> None:
@@ -68,6 +69,7 @@ class Replica:
         self.loads_adapters = False
         self.lora_rank = 0
         self.normalizes: bool | None = None
+        self.engines = 1
         # No connection is kept: after an error vLLM's web server closes it, and the next request would run into that.
         self._client = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
 
@@ -86,12 +88,19 @@ class Replica:
         return read(response, method, path)
 
     async def ask(
-        self, client: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None, seconds: float
+        self,
+        client: httpx.AsyncClient,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        seconds: float,
+        engine: int | None = None,
     ) -> Any:
-        """Do what `call` does without blocking; hangs up when it is cancelled."""
+        """Do what `call` does without blocking, by one of the server's engines; hangs up when it is cancelled."""
+        headers = {} if engine is None else {"X-data-parallel-rank": str(engine)}
         try:
             async with asyncio.timeout(seconds):
-                response = await client.request(method, self.url + path, json=body)
+                response = await client.request(method, self.url + path, json=body, headers=headers)
         except httpx.TransportError as error:
             raise gone(self.url, method, path, error) from error
         except TimeoutError as error:
@@ -143,6 +152,10 @@ class Replica:
         config = self.call("GET", "/server_info?config_format=json", timeout=120.0)["vllm_config"]
         self.backend = (config.get("weight_transfer_config") or {}).get("backend")
         self.dtype = str(config.get("model_config", {}).get("dtype") or "").removeprefix("torch.") or None
+        parallel = config.get("parallel_config") or {}
+        if not parallel.get("data_parallel_external_lb"):  # there each engine has an address of its own
+            local = "_local" if parallel.get("data_parallel_hybrid_lb") else ""
+            self.engines = int(parallel.get(f"data_parallel_size{local}") or 1)
         multimodal = config.get("model_config", {}).get("multimodal_config") or {}
         self.normalizes = multimodal.get("mm_device_do_normalize")
         lora = config.get("lora_config") or {}

@@ -40,6 +40,13 @@ def require_known(model: PreTrainedModel) -> None:
             f"trainer reads, and how is known for {', '.join(FAMILIES)} alone; leave use_vllm out, or pass the "
             "tokenizer instead of the processor to train on text."
         )
+    rope = model.config.get_text_config().rope_parameters
+    if model.config.model_type == "qwen3_vl" and not rope.get("mrope_interleaved"):
+        raise ConfigurationError(
+            "use_vllm=True with images and a qwen3_vl whose text_config.rope_parameters lack mrope_interleaved=True: "
+            "transformers interleaves the positions of images in any case, vLLM where the config says so; add it to "
+            "the model's config.json."
+        )
 
 
 def require_msgpack() -> None:

@@ -113,6 +113,7 @@ def turn_request(
         fields["structured_outputs"] = {"regex": regex}
     if generates:
         seen = {"features": features(ids, images)} if images else {}
+        fields["detokenize"] = False  # nobody reads its text
         return "/inference/v1/generate", {"model": model, "token_ids": list(ids), "sampling_params": fields, **seen}
     assert not images, "a server without /inference/v1/generate is refused where there are images"
     return "/v1/completions", {"model": model, "prompt": list(ids), "return_token_ids": True, **fields}

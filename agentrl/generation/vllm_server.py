@@ -1,7 +1,8 @@
 """Sampling from `vllm serve`: token ids out, token ids and logprobs back, the weights pushed by the trainer.
 
-Each turn is a request of its own, so no rollout waits for another one. All turns of a rollout go to one server, whose
-prefix cache then has its row; several servers share the rollouts.
+Each turn is a request of its own, so no rollout waits for another one. All turns of a rollout go to one engine (a
+server's only one, or one of those that it shares requests among), whose prefix cache then has its row; all engines of
+all servers share the rollouts.
 
 A server that goes away is waited for. Whoever needs a turn from it asks again when it is back with the right weights,
 which the first process pushes as soon as it sees it; sampling a turn twice does no harm. Only the turns in flight are
@@ -15,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 
@@ -48,6 +49,21 @@ class Push(Protocol):
 
     def close(self) -> None:
         """Part from the server."""
+
+
+class Home(NamedTuple):
+    """Where the turns of a rollout are sampled.
+
+    Attributes:
+        replica: The server.
+        engine: Which of its engines, None if it has one.
+    """
+
+    replica: Replica
+    engine: int | None
+
+    def __str__(self) -> str:
+        return self.replica.url if self.engine is None else f"{self.replica.url} (engine {self.engine})"
 
 
 class VllmServerGenerator:
@@ -88,7 +104,8 @@ class VllmServerGenerator:
             if sees_images:
                 check_images(replica)
         self.stats = GenerationStats()
-        self._homes: dict[str, Replica] = {}
+        self._homes: dict[str, Home] = {}
+        self._guests = dict.fromkeys((home for replica in self._replicas for home in homes_of(replica)), 0)
         self._away: set[str] = set()
         self._waiting: asyncio.Task[None] | None = None
         self._models = {replica.url: replica.model for replica in self._replicas}
@@ -121,9 +138,9 @@ class VllmServerGenerator:
         """Sample one turn; see `Generator.sample`. Cancelling the awaiting task ends the request on the server."""
         require_room(session, ids, params, self.max_context)
         for attempt in range(1, ATTEMPTS + 1):
-            replica = self._home(session)
+            home = self._home(session)
             try:
-                sample = await self._ask(replica, ids, params, images)
+                sample = await self._ask(home, ids, params, images)
             except ServerError as error:
                 if error.status < 500 or attempt == ATTEMPTS:
                     raise GenerationError(f"session {session!r}: {error}") from error
@@ -132,20 +149,22 @@ class VllmServerGenerator:
             except ServerGone as error:
                 if attempt == ATTEMPTS:
                     raise GenerationError(f"session {session!r}: {error}, the last of {ATTEMPTS} attempts") from error
-                await self._until_back(replica, error)
-                self._homes.pop(session, None)  # to wherever there is a server that answers
+                await self._until_back(home.replica, error)
+                self.release(session)  # to wherever there is a server that answers
             else:
                 self.stats.decoded_tokens += len(sample.ids)
                 return sample
         raise AssertionError("every attempt ends in a sample or an error")
 
     async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
-        """Sample the same turn on every server, for comparison with the trainer."""
-        return {replica.url: await self._ask(replica, ids, params) for replica in self._replicas}
+        """Sample the same turn on every engine of every server, for comparison with the trainer."""
+        return {str(home): await self._ask(home, ids, params) for home in self._guests}
 
     def release(self, session: str) -> None:
-        """Forget which server a session is on."""
-        self._homes.pop(session, None)
+        """Forget where a session is."""
+        home = self._homes.pop(session, None)
+        if home is not None:
+            self._guests[home] -= 1
 
     def sync(self, weights_version: int) -> None:
         """Push the policy's weights to every server; see `Generator.sync`."""
@@ -153,10 +172,12 @@ class VllmServerGenerator:
         self._version = weights_version
 
     def wake(self) -> None:
-        """Turns are about to be sampled; see `Phased`. The servers are awake."""
+        """The policy stays as it is; see `Phased`. A server that comes back gets it, under the version of `sync`."""
+        with self._pushing:
+            self._still = True
 
     def rest(self) -> None:
-        """The policy may change from here on; see `Phased`. A server that comes back waits for the next `sync`."""
+        """The policy may change from here on; see `Phased`. A server that comes back waits for `wake`."""
         with self._pushing:
             self._still = False
 
@@ -169,24 +190,24 @@ class VllmServerGenerator:
         for _, push in self._pushes:
             if push is not None and is_first():
                 push.close()
-        self._homes.clear()
+        for session in list(self._homes):
+            self.release(session)
 
     # Turns ------------------------------------------------------------------------------------------------------
 
-    def _home(self, session: str) -> Replica:
-        """The server that a session is on, at first the one with the fewest sessions of those that answer."""
+    def _home(self, session: str) -> Home:
+        """Where a session is, at first the engine with the fewest sessions of those whose server answers."""
         if session not in self._homes:
-            load = {replica.url: 0 for replica in self._replicas}
-            for home in self._homes.values():
-                load[home.url] += 1
-            self._homes[session] = min(self._replicas, key=lambda one: (one.url in self._away, load[one.url]))
+            home = min(self._guests, key=lambda one: (one.replica.url in self._away, self._guests[one]))
+            self._homes[session] = home
+            self._guests[home] += 1
         return self._homes[session]
 
     async def _ask(
-        self, replica: Replica, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+        self, home: Home, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
     ) -> Sample:
         """Ask for a turn, and see to it that the policy's weights draw it, not those that a server starts with."""
-        version = self._version
+        version, replica = self._version, home.replica
         path, body = turn_request(
             self._models[replica.url],
             ids,
@@ -199,7 +220,7 @@ class VllmServerGenerator:
         if not replica.generates:  # its reply will not say; and a server that starts anew now hangs up
             info = await replica.ask(self._http(), "GET", "/weight_info", None, 60.0)
             self._require_pushed(replica, [str(info["weight_version"])])
-        reply = await replica.ask(self._http(), "POST", path, body, self._request_timeout)
+        reply = await replica.ask(self._http(), "POST", path, body, self._request_timeout, home.engine)
         sample = read_turn(reply, ids, params, version or 0)
         self._require_pushed(replica, drawn_by(reply))
         return sample
@@ -295,6 +316,13 @@ class VllmServerGenerator:
                         push.push(version)
                     except GenerationError as error:
                         logger.info("not back yet: %s", error)
+
+
+def homes_of(replica: Replica) -> list[Home]:
+    """The engines of a server."""
+    return (
+        [Home(replica, engine) for engine in range(replica.engines)] if replica.engines > 1 else [Home(replica, None)]
+    )
 
 
 def check_images(replica: Replica) -> None:

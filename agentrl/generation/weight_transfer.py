@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
-from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -152,7 +151,7 @@ class NcclChannel:
             iterator=iter(weights),
             group=self._group,
             src=0,
-            post_iter_func=itemgetter(1),
+            post_iter_func=lambda item: item[1].to(self._device),  # sharded weights come from the machine's memory
             buffer_size_bytes=self._packing.DEFAULT_PACKED_BUFFER_SIZE_BYTES,
             num_buffers=self._packing.DEFAULT_PACKED_NUM_BUFFERS,
         )

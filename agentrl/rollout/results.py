@@ -1,13 +1,13 @@
 """What a tool returned, as the model gets to see it.
 
-| returned                            | content                                                     |
-|-------------------------------------|-------------------------------------------------------------|
-| str                                 | as it is                                                    |
-| dict, list, tuple                   | JSON with real characters, no escapes (`{"r": "café"}`)     |
-| bytes                               | UTF-8 text, undecodable bytes replaced                      |
-| PIL image                           | one image block                                             |
-| list of text/image blocks or images | blocks, images as PIL images; plain text if there is no image |
-| anything else, `None` included      | `str(value)`, NumPy and torch scalars as plain numbers      |
+| returned                        | content                                                       |
+|---------------------------------|---------------------------------------------------------------|
+| str                             | as it is                                                      |
+| PIL image, text or image block, | blocks, images as PIL images; plain text if there is no image |
+| list of these                   |                                                               |
+| other dict, list, tuple         | JSON with real characters, no escapes (`{"r": "café"}`)       |
+| bytes                           | UTF-8 text, undecodable bytes replaced                        |
+| anything else, `None` included  | `str(value)`, NumPy and torch scalars as plain numbers        |
 
 An image is copied, so that the tool may go on drawing on its own; `agentrl.chat.pictures` says what forms one may have.
 Text above `MAX_CHARACTERS` is cut and says so.
@@ -33,10 +33,9 @@ def render(value: Any) -> str | list[dict[str, Any]]:
     Raises:
         ImageError: An image cannot be read.
     """
-    if isinstance(value, Image):
-        return [image_block(value)]
-    if isinstance(value, list) and value and all(_is_block(item) for item in value):
-        return _blocks(value)
+    items = value if isinstance(value, list) else [value]
+    if items and all(_is_block(item) for item in items):
+        return _blocks(items)
     return truncate(_valid(_text(value)))
 
 

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from agentrl.errors import ConfigurationError
+from agentrl.generation.base import Phased
 from agentrl.generation.threaded import ThreadedGenerator
 from agentrl.rollout.play import Play
 from agentrl.training.async_arguments import AsyncOptions
@@ -127,6 +128,8 @@ class AsyncCollector(Collector):
         if self._synced is None or self.trainer.state.global_step % self.args.weight_sync_steps == 0:
             with self.clock.part("sync"):
                 self._sync()
+        elif isinstance(self.generator, Phased):  # its weights stay; a server may have lost them
+            self.generator.wake()
         self._syncing += time.monotonic() - began
         assert self._synced is not None
         for window in upcoming if self.args.max_staleness else ():

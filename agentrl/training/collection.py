@@ -22,6 +22,7 @@ from agentrl.chat.renderer import Renderer
 from agentrl.chat.template import tokenizer_of
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator, Phased
+from agentrl.generation.processes import is_first
 from agentrl.objectives.advantages import flat_rows
 from agentrl.objectives.segments import row_sums
 from agentrl.rollout.endpoint.programs import Agent
@@ -119,7 +120,11 @@ class Collector:
         self._needs_kl = needs_kl
         self._rollout_func = rollout_func
         policy = trainer.accelerator.unwrap_model(model)
-        self._whole = WholeCopy(policy, args.device) if is_sharded(trainer) else None
+        self._sends = generator is None and args.use_vllm and args.vllm_mode == "server"
+        self._whole: WholeCopy | None = None
+        if is_sharded(trainer):
+            where, keeps = ("cpu", is_first()) if self._sends else (args.device, True)
+            self._whole = WholeCopy(policy, where, keeps=keeps)
         self.renderer = Renderer(
             processing_class,
             template_kwargs=as_dict(args.chat_template_kwargs),
@@ -325,8 +330,8 @@ class Collector:
         self._synced = None
 
     def end_rollouts(self) -> None:
-        """Give back the memory that only rollouts need, until there are some again."""
-        if self._whole is not None:
+        """Give back the device's memory that only rollouts need, until there are some again."""
+        if self._whole is not None and not self._sends:
             self._whole.free()
             self._synced = None
 

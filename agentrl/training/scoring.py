@@ -30,6 +30,7 @@ from agentrl.generation.base import SamplingParams
 from agentrl.generation.sampling import first_occurrence, needs_processing, process_logits, seen_before, suppress
 from agentrl.generation.vision import vision_inputs
 from agentrl.objectives.regularizers import entropy
+from agentrl.training import attention  # noqa: F401 (without it no model would be told segments)
 from agentrl.training.batching import MicroBatch
 
 logger = logging.getLogger(__name__)

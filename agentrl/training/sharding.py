@@ -159,18 +159,20 @@ class WholeCopy:
 
     Each process samples from a copy of its own, at its own pace: a forward pass of sharded weights is a collective, and
     one process plays more turns than another. While rollouts are played a process holds its share of the training state
-    and the whole policy; while it trains, only its share.
+    and the whole policy; while it trains, only its share. Where a server samples, one process alone needs a copy, in
+    its machine's memory: the server gets the weights from there, also when it comes back in the midst of rollouts.
 
     Args:
         policy: Not yet wrapped, or loaded in pieces by DeepSpeed.
         device: Where the copy lies.
+        keeps: Whether this process keeps what is gathered, or only takes part in gathering it.
 
     Attributes:
         model: The copy.
     """
 
-    def __init__(self, policy: PreTrainedModel, device: torch.device | str) -> None:
-        self._device = torch.device(device)
+    def __init__(self, policy: PreTrainedModel, device: torch.device | str, *, keeps: bool = True) -> None:
+        self._device, self._keeps = torch.device(device), keeps
         empty = {id(p): nn.Parameter(_nothing(p.dtype, self._device), requires_grad=False) for p in policy.parameters()}
         self.model = copy.deepcopy(policy, empty).eval()
         nn.Module.to(self.model, self._device)
@@ -178,7 +180,10 @@ class WholeCopy:
     def gather(self, policy: nn.Module) -> None:
         """Take over the policy's weights as they are now."""
         for mine, (_, value) in zip(self.model.parameters(), whole_parameters(policy), strict=True):
-            mine.data = value.to(self._device, copy=True)
+            if self._keeps and mine.shape == value.shape:
+                mine.data.copy_(value)
+            elif self._keeps:
+                mine.data = value.to(self._device, copy=True)
 
     def free(self) -> None:
         """Give the memory back."""

@@ -6,6 +6,7 @@ Under 8 minutes: each mode has 230 seconds, in a process of its own. Colocate ru
 starts `vllm serve` on GPU 1 and is left out where there is one GPU alone (NCCL joins no two ranks on one).
 The environment is a counting game with a tool, so episodes have several turns. Printed are the mean over the steps
 after the first two, the difference between sampler and trainer, and the kernels that took most of a profiled step.
+Without a GPU a single mode (`--mode`) runs on the CPU, to see that the script does.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def serve(options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 def measure(options: argparse.Namespace) -> None:
     """Train for some steps, with a clock on what belongs to vLLM."""
+    gpu = torch.cuda.is_available()
     trainer = GRPOTrainer(
         options.model,
         environment_factory=Counter,
@@ -68,11 +70,14 @@ def measure(options: argparse.Namespace) -> None:
             per_device_train_batch_size=options.rollouts,
             num_generations=8,
             max_completion_length=1024,
-            model_init_kwargs={"dtype": "bfloat16"},
+            use_cpu=not gpu,
+            bf16=gpu,
+            model_init_kwargs={"dtype": "bfloat16" if gpu else "float32"},
             chat_template_kwargs={"enable_thinking": False},
             use_vllm=True,
             vllm_mode=options.mode,
             vllm_server_port=options.port,
+            vllm_group_port=options.group_port,
             vllm_server_timeout=float(MODE_SECONDS),
             vllm_max_model_length=4096,
             vllm_enable_sleep_mode=options.mode == "colocate",
@@ -100,17 +105,19 @@ def measure(options: argparse.Namespace) -> None:
     logs = [entry for entry in trainer.state.log_history if "step_time" in entry][WARM_UP:]
     steps = [entry["step_time"] for entry in logs]
     tokens, seconds = (sum(column) for column in zip(*plays[WARM_UP:], strict=True))
-    print(f"{torch.cuda.get_device_name()}, {options.model}, {options.mode}, {options.rollouts} rollouts a step")
+    device = torch.cuda.get_device_name() if gpu else "CPU"
+    print(f"{device}, {options.model}, {options.mode}, {options.rollouts} rollouts a step")
     print(f"sampled tokens/s      {tokens / seconds:10.0f}")
     print(f"weight sync, s        {sum(syncs[WARM_UP:]) / len(syncs[WARM_UP:]):10.3f}")
     print(f"optimizer step, s     {sum(steps) / len(steps):10.3f}   (rollouts included)")
-    print(f"peak memory, GiB      {torch.cuda.max_memory_allocated() / 2**30:10.1f}")
+    if gpu:
+        print(f"peak memory, GiB      {torch.cuda.max_memory_allocated() / 2**30:10.1f}")
     name = "sampling/sampling_logp_difference/"
     print(f"sampler - trainer     {max(entry[name + 'max'] for entry in logs):10.2g} max, nats a token")
     with torch.profiler.profile() as profile:  # one more step
         trainer.args.max_steps = 1
         trainer.train()
-    print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=15))
+    print(profile.key_averages().table(sort_by="device_time_total" if gpu else "cpu_time_total", row_limit=15))
 
 
 def run_each() -> int:
@@ -141,6 +148,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=64)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--group-port", type=int, default=51216)
     options = parser.parse_args()
     if options.mode is None:
         sys.exit(run_each())

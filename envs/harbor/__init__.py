@@ -21,6 +21,7 @@ from agentrl.envs.harbor.agent import TOOLS
 from agentrl.envs.harbor.datasets import find_tasks
 from agentrl.envs.harbor.environment import HarborEnvironment
 from agentrl.envs.harbor.errors import Fault, HarborFailure
+from agentrl.envs.harbor.package import HarborBackend, download
 from agentrl.envs.harbor.rewards import KEY
 from agentrl.envs.harbor.sandboxes import Source
 from agentrl.envs.harbor.task import HarborTask, load_task
@@ -29,7 +30,7 @@ from agentrl.envs.sandbox import Backend, DockerBackend, LocalBackend
 from agentrl.errors import ConfigurationError
 from agentrl.rollout.limits import require_seconds
 
-__all__ = ["Fault", "Harbor", "HarborEnvironment", "HarborFailure", "HarborTask"]
+__all__ = ["Fault", "Harbor", "HarborBackend", "HarborEnvironment", "HarborFailure", "HarborTask", "download"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +44,10 @@ class Harbor:
     All tasks are read and checked here: what cannot be played is refused before training starts.
 
     Args:
-        path: A task's folder, a folder of such folders, or a local `registry.json`.
+        path: A task's folder, a folder of such folders, or a local `registry.json`; or a list of tasks' folders.
         dataset: Which dataset of the registry, `name` or `name@version`.
-        backend: "docker", "local" (bubblewrap, no images), or a backend with settings of its own. None: "docker" if a
-            task names an image or has a Dockerfile, else "local".
+        backend: "docker", "local" (bubblewrap, no images), or a backend with settings of its own, `HarborBackend` among
+            them. None: "docker" if a task names an image or has a Dockerfile, else "local".
         tools: What the model acts with, of "bash", "python", "notes" and "submit". Tasks of several steps have "submit"
             in any case.
         reward_key: Which reward counts where a verifier gives several. One that gives a single reward may name it as
@@ -65,7 +66,7 @@ class Harbor:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | Sequence[Path],
         *,
         dataset: str | None = None,
         backend: Literal["docker", "local"] | Backend | None = None,
@@ -82,7 +83,7 @@ class Harbor:
         require_seconds("timeout", timeout)
         if unknown := sorted(set(tools) - set(TOOLS)):
             raise ConfigurationError(f"tools={unknown} are not known; {', '.join(TOOLS)} are")
-        tasks = [load_task(task) for task in find_tasks(Path(path), dataset)]
+        tasks = [load_task(task) for task in find_tasks(path, dataset)]
         self._source = _source(tasks, backend, image, rootfs, network, pids)
         problems = {task.path: self._problems(task) for task in tasks}
         bad = [f"{path}: {problem}" for path, found in problems.items() for problem in found]

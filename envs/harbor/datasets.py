@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,21 @@ from agentrl.errors import ConfigurationError
 REGISTRY = "registry.json"
 
 
-def find_tasks(path: Path, dataset: str | None = None) -> list[Path]:
+def find_tasks(where: str | Path | Sequence[Path], dataset: str | None = None) -> list[Path]:
     """Folders of tasks, in the order of their names or of the registry.
 
     Args:
-        path: A task, a folder of tasks or a registry's file.
+        where: A task, a folder of tasks or a registry's file; or the tasks, one by one.
         dataset: Which dataset of the registry, `name` or `name@version`; may be left out where there is one only.
 
     Raises:
         ConfigurationError: There are none, or not here.
     """
+    if not isinstance(where, str | Path):
+        if dataset is not None:
+            raise ConfigurationError(f"dataset={dataset!r} names a dataset of a registry; tasks were given one by one")
+        return [Path(task) for task in where]
+    path = Path(where)
     if path.is_file():
         return _of_registry(path, dataset)
     if dataset is not None:

@@ -155,8 +155,7 @@ class HarborEnvironment:
         """Put a step's files in place, and let the agent in."""
         step = self._step
         if step.workdir is not None:
-            for path in sorted(step.workdir.iterdir()):
-                await home.sandbox.put(path, f"{home.workdir.rstrip('/')}/{path.name}")
+            await home.fill(step.workdir)
             result = await home.exec(SETUP, timeout=SETUP_SECONDS)
             if not result.ok:
                 raise HarborFailure(Fault.SETUP, f"{step.name}: setup.sh ended with exit code {result.exit_code}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,6 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "
 """What root has in a sandbox: with less, package managers fail, and files of users could be kept from the verifier."""
 
 FOLDERS = "mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/verifier /logs/artifacts"
-WORKDIR = 'readlink /proc/1/cwd || echo "/"'
-"""The image's folder: that of the container's first process."""
-
 COMMAND_SECONDS = 60.0
 """Deadline of what is run for a task besides what it brings itself."""
 
@@ -79,11 +77,13 @@ class Source:
         try:
             workdir = place.workdir or self._plain(place).workdir
             if workdir is None and self.builds:
-                workdir = (await sandbox.exec(WORKDIR, timeout=COMMAND_SECONDS, user=ROOT, cwd="/")).stdout.strip()
+                workdir = await sandbox.image_folder()
             home = Home(sandbox, workdir or "/")
             made = await home.root(FOLDERS)
             if not made.ok:
                 raise HarborFailure(Fault.SETUP, f"/logs cannot be made: {made.stderr.strip()}")
+            if place.files is not None:
+                await home.fill(place.files)
         except BaseException:
             await sandbox.stop()
             raise
@@ -114,6 +114,18 @@ class Home:
     def of(self, user: str | None) -> Home:
         """The same sandbox, seen by a user."""
         return Home(self.sandbox, self.workdir, user)
+
+    async def fill(self, folder: Path) -> None:
+        """Put what is in a folder here where commands start.
+
+        Raises:
+            HarborFailure: It cannot be put there.
+        """
+        try:
+            for name in sorted(os.listdir(folder)):
+                await self.sandbox.put(folder / name, f"{self.workdir.rstrip('/')}/{name}")
+        except OSError as error:
+            raise HarborFailure(Fault.SETUP, f"{folder} cannot be put into the sandbox: {error}") from error
 
     async def exec(
         self,

@@ -10,8 +10,8 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,12 +47,14 @@ class Place:
     Attributes:
         image: `docker_image`.
         dockerfile: Folder of the Dockerfile.
+        files: Folder whose files are put where commands start, where no Dockerfile says what to do with them.
         workdir: Where commands start.
         network: `network_mode`.
     """
 
     image: str | None = None
     dockerfile: Path | None = None
+    files: Path | None = None
     workdir: str | None = None
     network: str | None = None
     cpus: float = 1.0
@@ -74,13 +76,32 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Who judges; `place` is where, None for the agent's own sandbox."""
+    """Who judges.
+
+    Attributes:
+        place: Where, None for the agent's own sandbox.
+        brings_tests: Whether the image of `place` is the verifier's own, so that `/tests` is in it.
+        collect: What runs in the agent's sandbox before artifacts are taken.
+    """
 
     timeout: float = VERIFIER_SECONDS
     user: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     place: Place | None = None
+    brings_tests: bool = False
     collect: tuple[Collect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A path of the agent's sandbox that a separate verifier gets; of a folder what matches no `exclude` of tar."""
+
+    path: str
+    exclude: tuple[str, ...] = ()
+
+
+PUBLISHED = Artifact("/logs/artifacts")
+"""Where an agent may leave what a separate verifier gets even if the task declares nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +111,7 @@ class Step:
     Attributes:
         tests: Folders that become `/tests`, one over the other.
         workdir: Folder with files for the agent's folder, and perhaps a `setup.sh`.
-        artifacts: Paths of the agent's sandbox that a separate verifier gets.
+        artifacts: What a separate verifier gets.
         timeout: Seconds of the agent, None for no limit.
     """
 
@@ -98,7 +119,7 @@ class Step:
     instruction: str
     tests: tuple[Path, ...]
     verifier: Verifier
-    artifacts: tuple[str, ...] = ()
+    artifacts: tuple[Artifact, ...] = (PUBLISHED,)
     workdir: Path | None = None
     min_reward: Gate = None
     healthcheck: Healthcheck | None = None
@@ -169,13 +190,15 @@ def _step(top: _Reader, entry: _Reader | None, folder: Path, place: Place) -> St
     shared = [top.path / "tests"] if entry is not None else []
     tests = tuple(tests for tests in [*shared, folder / "tests"] if tests.is_dir())
     agent, fallback = own.table("agent"), top.table("agent")
-    artifacts = [*top.array("artifacts"), *(own.array("artifacts") if entry is not None else [])]
+    entries = [*top.array("artifacts"), *(own.array("artifacts") if entry is not None else [])]
+    artifacts = tuple(_artifact(own, artifact) for artifact in entries)
+    published = () if any(artifact.path == PUBLISHED.path for artifact in artifacts) else (PUBLISHED,)
     return Step(
         name=folder.name if entry is not None else "",
         instruction=instruction_text(instruction.read_text(encoding="utf-8")),
         tests=tests,
-        verifier=_verifier(top, own, tests, place),
-        artifacts=tuple(_artifact(own, artifact) for artifact in artifacts),
+        verifier=_verifier(top, own, folder, tests, place),
+        artifacts=(*published, *artifacts),
         workdir=workdir if entry is not None and (workdir := folder / "workdir").is_dir() else None,
         min_reward=_gate(entry) if entry is not None else None,
         healthcheck=_healthcheck(entry) if entry is not None else None,
@@ -184,28 +207,17 @@ def _step(top: _Reader, entry: _Reader | None, folder: Path, place: Place) -> St
     )
 
 
-def _verifier(top: _Reader, own: _Reader, tests: tuple[Path, ...], place: Place) -> Verifier:
+def _verifier(top: _Reader, own: _Reader, folder: Path, tests: tuple[Path, ...], place: Place) -> Verifier:
     table, fallback = own.table("verifier"), top.table("verifier")
-    mode = table.choice(
-        "environment_mode", ("shared", "separate"), fallback.choice("environment_mode", ("shared", "separate"), "")
-    )
-    built = next((folder for folder in reversed(tests) if (folder / "Dockerfile").is_file()), None)
-    described = table if "environment" in table.values else fallback
-    separate = mode == "separate" or (not mode and (built is not None or "environment" in described.values))
-    if not any((folder / "test.sh").is_file() for folder in tests):
+    judge, brings_tests = _judge(((table, folder / "tests"), (fallback, top.path / "tests")), place)
+    if not brings_tests and not any((tests / "test.sh").is_file() for tests in tests):
         raise own.error("tests/test.sh", f"there is none in {top.path}")
-    judge: Place | None = None
-    if separate:
-        judge = place
-        if built is not None or "environment" in described.values:
-            judge = _place(described.table("environment"), built)
-            if judge.image is None and judge.dockerfile is None:
-                raise described.error("environment", "names no docker_image, and there is no tests/Dockerfile")
     return Verifier(
         timeout=table.seconds("timeout_sec", fallback.seconds("timeout_sec", VERIFIER_SECONDS)) or VERIFIER_SECONDS,
         user=table.user(fallback.user(None)),
         env={**fallback.env(), **table.env()},
         place=judge,
+        brings_tests=brings_tests,
         collect=tuple(
             Collect(each.need("command"), each.seconds("timeout_sec", COLLECT_SECONDS) or 0.0, each.user(None))
             for each in table.tables("collect") or fallback.tables("collect")
@@ -213,13 +225,40 @@ def _verifier(top: _Reader, own: _Reader, tests: tuple[Path, ...], place: Place)
     )
 
 
+def _judge(levels: Sequence[tuple[_Reader, Path]], place: Place) -> tuple[Place | None, bool]:
+    """Where a separate verifier judges, None if it is not separate; and whether its image brings the tests.
+
+    Args:
+        levels: `verifier` and the folder of tests, first those of the step, then those of the task.
+        place: The agent's, which is copied where nothing else is said.
+    """
+    if next(filter(None, (_mode(table) for table, _ in levels)), "shared") == "shared":
+        return None, False
+    described = next((table for table, _ in levels if "environment" in table.values), None)
+    judge = place if described is None else _place(described.table("environment"), None)
+    for table, tests in levels:
+        image = table.table("environment").get("docker_image", str, None)
+        if image is not None or (tests / "Dockerfile").is_file():
+            return replace(judge, image=image, dockerfile=tests if image is None else None, files=None), True
+    return replace(judge, image=place.image, dockerfile=place.dockerfile, files=place.files), False
+
+
+def _mode(verifier: _Reader) -> str:
+    """What a table says of where to judge, "" if nothing. To describe an environment is to want it."""
+    return verifier.choice(
+        "environment_mode", ("shared", "separate"), "separate" if "environment" in verifier.values else ""
+    )
+
+
 def _place(table: _Reader, folder: Path | None) -> Place:
     network = table.choice("network_mode", NETWORKS, "") or LEGACY_NETWORK.get(table.get("allow_internet", bool, None))
     dockerfile = folder if folder is not None and (folder / "Dockerfile").is_file() else None
+    files = folder if folder is not None and dockerfile is None and folder.is_dir() else None
     image = table.get("docker_image", str, None)
     return Place(
         image=image,
         dockerfile=dockerfile if image is None else None,
+        files=files,
         workdir=table.get("workdir", str, None),
         network=network,
         cpus=table.number("cpus", 1.0) or 1.0,
@@ -246,12 +285,14 @@ def _healthcheck(owner: _Reader) -> Healthcheck | None:
     )
 
 
-def _artifact(owner: _Reader, entry: Any) -> str:
-    """The path of an artifact. Its `destination` says where Harbor keeps it on the host; nothing is kept here."""
-    source = entry.get("source") if isinstance(entry, dict) else entry
+def _artifact(owner: _Reader, entry: Any) -> Artifact:
+    """An artifact. Its `destination` says where Harbor keeps it on the host; nothing is kept here."""
+    source, exclude = (entry.get("source"), entry.get("exclude", [])) if isinstance(entry, dict) else (entry, [])
     if not isinstance(source, str) or not source.startswith("/") or ".." in source.split("/"):
         raise owner.error("artifacts", f"{source!r} is not an absolute path without '..'")
-    return source
+    if not isinstance(exclude, list) or not all(isinstance(pattern, str) for pattern in exclude):
+        raise owner.error("artifacts", f"of {source}: exclude = {exclude!r} is not a list of patterns")
+    return Artifact(source.rstrip("/") or "/", tuple(exclude))
 
 
 def _gate(entry: _Reader) -> Gate:

@@ -27,6 +27,9 @@ def _problems(task: HarborTask, network: bool, builds: bool) -> Iterator[str]:
         for name in ("docker-compose.yaml", "docker-compose.yml"):
             if (folder / name).exists():
                 yield f"{folder.name}/{name}: only single containers can be had, no docker compose"
+    for folder in step_tests(task):
+        for file in sorted(folder.rglob(".harborignore")):
+            yield f"{file.relative_to(task.path)}: tests are put into the sandbox as they are, none is left out"
     places = {"environment": task.place}
     raw = [("environment", _table(task.raw, "environment"))]
     for label, table in _owners(task.raw):
@@ -79,9 +82,8 @@ def _phase(where: str, table: Mapping[str, Any], environment: Mapping[str, Any])
 
 def _artifacts(label: str, table: Mapping[str, Any], verifier: Mapping[str, Any]) -> Iterator[str]:
     for entry in table.get("artifacts", []):
-        for name in ("exclude", "service"):
-            if isinstance(entry, dict) and entry.get(name) not in (None, [], "main"):
-                yield f"{label}artifacts.{name}: artifacts are taken whole, and from the agent's container"
+        if isinstance(entry, dict) and entry.get("service") not in (None, "main"):
+            yield f"{label}artifacts.service = {entry['service']!r}: there is no container but the agent's"
     for entry in verifier.get("collect", []):
         if isinstance(entry, dict) and entry.get("service") not in (None, "main"):
             yield f"{label}verifier.collect.service = {entry['service']!r}: there is no container but the agent's"

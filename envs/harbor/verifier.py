@@ -2,18 +2,22 @@
 
 Reward files that are there already are removed, as root; the tests are put into `/tests`; `/tests/test.sh` runs, and
 how it exits does not matter; what it wrote to `/logs/verifier/reward.json` or `reward.txt` counts. A separate verifier
-does this in a fresh sandbox, which has of the agent's files only those that the task declares.
+does this in a fresh sandbox, which has of the agent's files only those that the task declares, and those in
+`/logs/artifacts`. An image of its own has its tests in it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import shlex
 import tempfile
 from pathlib import Path
 
 from agentrl.envs.harbor.errors import Fault, HarborFailure
 from agentrl.envs.harbor.rewards import Rewards, read_rewards
 from agentrl.envs.harbor.sandboxes import Home, Source
-from agentrl.envs.harbor.task import Step
+from agentrl.envs.harbor.task import Artifact, Step
 
 REWARD_BYTES = 2**20
 
@@ -22,6 +26,13 @@ test -d /logs/verifier -a ! -L /logs/verifier || { rm -rf /logs/verifier && mkdi
 rm -rf /logs/verifier/reward.json /logs/verifier/reward.txt && chmod 777 /logs/verifier
 """
 """An agent may have left anything in their place, folders and links included."""
+
+PICK = """
+folder=$(mktemp -d) && echo "$folder" &&
+tar -cf "$folder.tar" {patterns} -C {path} . && tar -xf "$folder.tar" -C "$folder"
+status=$?; rm -f "$folder.tar"; exit "$status"
+"""
+"""Copy what matches no pattern into a new folder, and say which."""
 
 EMPTY = "rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier && chmod 777 /logs/verifier"
 RUN = "(/tests/test.sh) > /logs/verifier/test-stdout.txt 2>&1"
@@ -47,7 +58,10 @@ async def verify(step: Step, agent: Home, source: Source) -> Rewards:
         judge = await source.start(step.verifier.place)
         async with judge.sandbox:
             for path, copy in taken.items():
+                if copy.is_dir():  # nothing of the image's own stays among the agent's files
+                    await _root(judge, f"rm -rf -- {shlex.quote(path)}", Fault.TESTS)
                 await judge.sandbox.put(copy, path)
+                await _root(judge, f"test ! -d {shlex.quote(path)} || chmod 777 {shlex.quote(path)}", Fault.TESTS)
             return await _judge(step, judge)
 
 
@@ -60,7 +74,7 @@ async def _judge(step: Step, home: Home) -> Rewards:
     verifier = step.verifier
     await _root(home, PREPARE, Fault.TESTS)
     try:
-        for tests in step.tests:
+        for tests in () if verifier.brings_tests else step.tests:
             await home.sandbox.put(tests, "/tests")
     except OSError as error:
         raise HarborFailure(Fault.TESTS, str(error)) from error
@@ -83,18 +97,33 @@ async def _take(step: Step, agent: Home, folder: Path) -> dict[str, Path]:
     for collect in step.verifier.collect:
         await agent.exec(collect.command, timeout=collect.timeout, user=collect.user)
     taken: dict[str, Path] = {}
-    for number, path in enumerate(step.artifacts):
+    for number, artifact in enumerate(step.artifacts):
         copy = folder / str(number)
-        try:
-            copy.write_bytes(await agent.sandbox.get(path))
-        except IsADirectoryError:
-            await agent.sandbox.get_folder(path, copy)
-        except FileNotFoundError:
-            continue  # whoever judges sees that it is missing
-        except ValueError:
-            continue  # too large, or no file at all: as if it were missing
-        taken[path] = copy
+        with contextlib.suppress(FileNotFoundError, ValueError):  # missing, too large, no file at all: all missing
+            await _copy(agent, artifact, copy)
+            taken[artifact.path] = copy
     return taken
+
+
+async def _copy(agent: Home, artifact: Artifact, copy: Path) -> None:
+    try:
+        await asyncio.to_thread(copy.write_bytes, await agent.sandbox.get(artifact.path))
+        return
+    except IsADirectoryError:
+        pass
+    if not artifact.exclude:
+        await agent.sandbox.get_folder(artifact.path, copy)
+        return
+    # Patterns are those of the sandbox's own tar, as in Harbor, so it does the picking.
+    patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
+    picked = await agent.root(PICK.format(patterns=patterns, path=shlex.quote(artifact.path)))
+    folder = picked.stdout.strip()
+    try:
+        if not picked.ok:
+            raise ValueError(f"{artifact.path} cannot be copied: {picked.stderr.strip()}")
+        await agent.sandbox.get_folder(folder, copy)
+    finally:
+        await agent.root(f"rm -rf -- {shlex.quote(folder)}")
 
 
 async def _read(home: Home, name: str) -> bytes | None:

@@ -34,6 +34,8 @@ MAX_GET = 256 * 2**20
 MAX_COMMAND = 96 * 2**10
 """Bytes of a command with its environment; Linux takes at most 128 KiB in one argument."""
 
+IMAGE_FOLDER = 'readlink /proc/1/cwd || echo "/"'
+
 CANCEL_SECONDS = 10.0
 """How long a cancelled `exec` waits for its command to be killed."""
 
@@ -227,6 +229,10 @@ class Sandbox(ABC):
             await _finish(self._get, self._path(path), tar, max_bytes)
             tar.seek(0)
             return await _finish(unpack, tar, target, path, max_bytes)
+
+    async def image_folder(self) -> str:
+        """Where commands of the image start that are told nothing else: the folder of its first process."""
+        return (await self.exec(IMAGE_FOLDER, timeout=60, user="root", cwd="/")).stdout.strip() or "/"
 
     async def snapshot(self) -> SandboxSpec:
         """A spec whose sandboxes start with the files as they are now; processes are not part of it.

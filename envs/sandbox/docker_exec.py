@@ -24,6 +24,9 @@ QUIET_SECONDS = 0.1
 
 LONGEST_QUIET = 10.0
 
+LAST_SECONDS = 1.0
+"""How long a stream that others hold open is listened to after the command's end: the engine may be behind with it."""
+
 PLAIN_SECONDS = 30.0
 """Deadline of the commands that a sandbox runs for itself."""
 
@@ -139,8 +142,8 @@ def _pump(api: Any, stream: Any, ran: Ran, command: Command) -> bool:
                 return True  # nothing more came after its end: what holds the stream now runs in the background
             ended = not api.exec_inspect(ran.exec_id)["Running"]
             taken = time.monotonic() - start
-            quiet = QUIET_SECONDS if ended else min(2 * quiet, max(1.0, taken / 20), LONGEST_QUIET)
-    return False
+            quiet = LAST_SECONDS if ended else min(2 * quiet, max(1.0, taken / 20), LONGEST_QUIET)
+    return ended
 
 
 def _read_ahead(stream: Any) -> bytes:

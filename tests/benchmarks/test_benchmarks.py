@@ -11,6 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from agentrl.testing.models import tiny_model
+from agentrl.testing.vllm import free_port
+from tests.generation.vllm_stub import StubServer
+from tests.training.helpers import TOKENIZER
+from tests.waiting import LONG
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ("--quick", "--rollouts", "4", "--rounds", "1")
@@ -225,7 +232,47 @@ def test_vllm_long_tail_lets_nobody_through_before_all_who_are_there():
 
     async def play() -> None:
         meeting = rounds(3)
-        await asyncio.wait_for(asyncio.gather(*(rollout(meeting, name, len(name)) for name in ("a", "bb", "ccc"))), 10)
+        await asyncio.wait_for(
+            asyncio.gather(*(rollout(meeting, name, len(name)) for name in ("a", "bb", "ccc"))), LONG
+        )
 
     asyncio.run(play())
     assert [number for number, _ in passed] == [0, 0, 0, 1, 1, 2]
+
+
+def test_the_gpu_script_leaves_out_what_needs_more_gpus(run):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, lines = run("gpu/vllm_modes.py")
+    assert code == 0
+    assert [line.split(",")[0] for line in lines] == ["colocate: left out", "server: left out"]
+
+
+@pytest.mark.slow
+def test_the_gpu_script_measures_and_profiles(run, monkeypatch, tmp_path):
+    """On the CPU, against a server that speaks vLLM's protocol; what it measures on a GPU was never seen."""
+    monkeypatch.chdir(tmp_path)
+    policy = tiny_model("qwen3", vocab_size=len(TOKENIZER))
+    policy.save_pretrained("model")
+    TOKENIZER.save_pretrained("model")
+    server = StubServer(policy, max_model_len=112)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "vllm").write_text("#!/bin/sh\n")  # the server is there already
+    (tmp_path / "vllm").chmod(0o755)
+    ports = "--port", str(server.port), "--group-port", str(free_port())
+    few = "--steps", "3", "--rollouts", "8"
+    try:
+        code, lines = run("gpu/vllm_modes.py", "--mode", "server", "--model", "model", *ports, *few)
+    finally:
+        server.die()
+    assert code == 0
+    measured = [line for line in lines if not line.startswith("{")]
+    assert measured[0] == "CPU, model, server, 8 rollouts a step"
+    assert [line.split(",")[0].split("  ")[0] for line in measured[1:5]] == [
+        "sampled tokens/s",
+        "weight sync",
+        "optimizer step",
+        "sampler - trainer",
+    ]
+    assert all(float(line[22:].split()[0]) > 0 for line in measured[1:4])
+    assert "CPU total" in "".join(measured[5:])

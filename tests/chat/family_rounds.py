@@ -145,6 +145,8 @@ def run(bridge: Renderer, generator: ScriptedGenerator, prompt: list[Message]) -
 def rows_when_forked(member: Member, thought: str | None) -> int:
     """Play the same turns with `reasoning="fork"`: each is sampled from what the own template makes of what was said.
 
+    Where it raises on that (GPT-OSS: text and reasoning beside a call), the turn is sampled from the row so far.
+
     Returns:
         In how many rows the episode ended.
 
@@ -158,8 +160,10 @@ def rows_when_forked(member: Member, thought: str | None) -> int:
     trajectory = run(bridge, generator, kept.messages[:2])
     assert_row_invariants(trajectory, generator.calls)
     turns = [index for index, message in enumerate(kept.messages) if message["role"] == "assistant"]
-    contexts = [encode(bridge, own.render(kept.messages[:index], SCHEMAS, True)) for index in turns]
-    assert [call.ids for call in generator.calls] == contexts
+    assert len(generator.calls) == len(turns)
+    for call, index in zip(generator.calls, turns, strict=True):
+        with suppress(TemplateError):
+            assert call.ids == encode(bridge, own.render(kept.messages[:index], SCHEMAS, True))
     return len(trajectory.rows)
 
 
@@ -238,13 +242,11 @@ def _row(member: Member) -> str:
 
 
 def _forked(member: Member) -> str:
-    rows = []
-    for thought in thoughts(member):
-        with suppress(TemplateError):
-            rows.append(rows_when_forked(member, thought))
-    if not rows:
+    try:
+        rows = max(rows_when_forked(member, thought) for thought in thoughts(member))
+    except TemplateError:
         return "refused"
-    return f"{max(rows)} row{'s' * (max(rows) > 1)}" + ("" if len(rows) == len(thoughts(member)) else ", or raises")
+    return f"{rows} row{'s' * (rows > 1)}"
 
 
 def _own(member: Member) -> str:

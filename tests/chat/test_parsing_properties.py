@@ -80,7 +80,7 @@ UNWRITABLE = {
 
 
 @every_writer
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(written=calls)
 def test_parse_of_what_was_written_gives_the_calls(write, written):
     """parse(render(calls)) == calls, types included."""
@@ -103,7 +103,7 @@ def _strings(value):
 
 
 @every_syntax
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_parsing_never_raises(syntax, data):
     """Any text gives a message that can be written as JSON, and calls that are readable or say why not."""

@@ -52,7 +52,7 @@ ROUNDS = st.lists(st.tuples(st.just("") | WORDS, st.none() | WORDS, CALLS), max_
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(system=st.none() | WORDS, question=WORDS, rounds=ROUNDS, results=st.lists(WORDS, min_size=9, max_size=9))
 def test_header_sampled_ids_and_suffix_are_the_full_render(name, system, question, rounds, results):
     """Turns as the template writes them: what the model samples is what a full render has at its place."""

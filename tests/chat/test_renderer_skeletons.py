@@ -54,7 +54,7 @@ CONTENTS = (
 
 
 @pytest.mark.parametrize("index", range(len(RULES)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(contents=st.lists(CONTENTS, min_size=1, max_size=2))
 def test_suffixes_from_skeletons_are_those_of_a_rendering(index, contents):
     quick, rendered = both(RULES[index], contents)

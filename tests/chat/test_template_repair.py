@@ -5,7 +5,7 @@ from tokenizers import AddedToken
 
 from agentrl.chat.prefix import first_break
 from agentrl.chat.renderer import Renderer
-from agentrl.chat.repair import Origin, exact_template, prove
+from agentrl.chat.repair import Origin, exact_template, forking_template, prove
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError
 from agentrl.testing.tokenizers import fix_tokenizer, qwen_like_tokenizer
@@ -116,15 +116,17 @@ def test_a_family_s_training_template_comes_before_a_repair():
     assert first_break(choice.template.render, messages, None) is None
 
 
+@pytest.mark.parametrize("choose", [exact_template, forking_template])
 @pytest.mark.parametrize("wanted", ["single", "system first"])
-def test_a_template_that_raises_on_an_ordinary_conversation_is_refused_with_its_reason(wanted):
+def test_a_template_that_raises_on_an_ordinary_conversation_is_refused_with_its_reason(wanted, choose):
+    """When it is chosen, not in the middle of a rollout."""
     guards = {
         "single": "{%- for m in messages if (m.tool_calls or [])|length > 1 -%}"
         "{{ raise_exception('one call!') }}{%- endfor -%}",
         "system first": "{%- if messages[0].role != 'system' -%}{{ raise_exception('no system') }}{%- endif -%}",
     }
     with pytest.raises(TemplateError, match=r"one call!|no system"):
-        exact_template(template(guards[wanted] + GROUPED))
+        choose(template(guards[wanted] + GROUPED))
 
 
 @pytest.mark.parametrize("quiet", [False, True])

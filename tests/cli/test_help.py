@@ -54,4 +54,5 @@ def test_shells_can_complete():
 
 
 def test_it_runs_as_a_module():
-    subprocess.run([sys.executable, "-m", "agentrl", "options", "--help"], check=True, capture_output=True)
+    command = [sys.executable, "-m", "agentrl", "options", "--help"]
+    assert "Usage" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -111,5 +111,6 @@ def test_importing_agentrl_loads_neither_torch_nor_transformers() -> None:
 
 
 def test_public_names_are_found() -> None:
-    code = "import agentrl; [getattr(agentrl, name) for name in agentrl.__all__]; print(*dir(agentrl))"
-    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = "import agentrl; print([name for name in agentrl.__all__ if getattr(agentrl, name, None) is None])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

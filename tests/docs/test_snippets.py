@@ -22,6 +22,7 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.envs.servers import Nursery
 from tests.envs.stub_openenv import stub_server
+from tests.waiting import LONG
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -117,7 +118,7 @@ def test_the_blocks_of_a_file_run(
             for printed, url in urls.items():
                 source = source.replace(printed, url)
             exec(compile(source, str(path), "exec"), namespace)
-    left = psutil.wait_procs(set(psutil.Process().children()) - before, timeout=5)[1]
+    left = psutil.wait_procs(set(psutil.Process().children()) - before, timeout=LONG)[1]
     assert [process.cmdline() for process in left] == [], "the page leaves processes behind"
 
 

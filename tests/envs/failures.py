@@ -17,8 +17,10 @@ from typing import Any
 
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.types import Outcome, Trajectory
+from tests.docs import tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+END = "<!-- end -->"
 
 _ROLLOUT = {Outcome.ENV_FAILURE: "environment failure"}
 
@@ -79,19 +81,17 @@ def table(rows: Sequence[Row]) -> str:
 
 def assert_documented(name: str, rows: Sequence[Row]) -> None:
     """Assert that the documentation has the table of these rows."""
-    found = _between(name).search(PAGE.read_text(encoding="utf-8"))
-    assert found is not None, f"{PAGE} has no table of the failures of {name}"
-    assert found["table"].strip() == table(rows), f"{PAGE} is not what the tests assert; write it anew"
+    _, known, _ = tables.split(PAGE.read_text(encoding="utf-8"), _begin(name), END)
+    assert known.strip() == table(rows), f"the table of {name} in {PAGE} is not what the tests assert; write it anew"
 
 
 def write(name: str, rows: Sequence[Row]) -> None:
     """Write the table of these rows into the documentation."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_between(name).sub(lambda m: f"{m['start']}\n{table(rows)}\n{m['end']}", text), encoding="utf-8")
+    tables.write(PAGE, _begin(name), END, table(rows))
 
 
-def _between(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?P<start><!-- failures: {name} -->)\n(?P<table>.*?)(?P<end><!-- end -->)", re.S)
+def _begin(name: str) -> str:
+    return f"<!-- failures: {name} -->"
 
 
 def main() -> None:

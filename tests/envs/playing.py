@@ -67,15 +67,8 @@ def engine(model: ScriptedGenerator, factory: Any, **options: Any) -> RolloutEng
 
 
 def get(url: str, method: str = "GET") -> Any:
-    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
         return json.loads(answer.read() or "null")
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Wait until something holds; a server needs a moment to notice that a client has gone."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 (servers set no event)
-            await asyncio.sleep(0.01)
 
 
 def _contains(ids: Sequence[int], part: Sequence[int]) -> bool:

@@ -76,14 +76,14 @@ class Proxy:
     def __enter__(self) -> Self:
         self._thread.start()
         start = asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result(5)
+        self._server = asyncio.run_coroutine_threadsafe(start, self._loop).result(60)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, place: TracebackType | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self._loop.close()
 
     async def _end(self) -> None:

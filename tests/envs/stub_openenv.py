@@ -46,9 +46,16 @@ def _half_a_message(socket: ServerConnection) -> None:
     _cut(socket)
 
 
+def _send_at_once(socket: ServerConnection, *texts: str) -> None:
+    """Send several messages in one piece: the client has the last one as soon as it has the first."""
+    with socket.protocol_mutex:
+        for text in texts:
+            socket.protocol.send_text(text.encode())
+        socket.socket.sendall(b"".join(socket.protocol.data_to_send()))
+
+
 def _twice(socket: ServerConnection) -> None:
-    socket.send(observation())
-    socket.send(observation(reward=5.0))
+    _send_at_once(socket, observation(), observation(reward=5.0))
 
 
 def _twice_but_late(socket: ServerConnection) -> None:
@@ -62,7 +69,7 @@ def _says_goodbye(socket: ServerConnection) -> None:
     socket.close()
 
 
-LIES: dict[str, str | bytes | Callable[[ServerConnection], None]] = {
+LIES: dict[str, str | bytes | Callable[[ServerConnection], Any]] = {
     "empty": "{}",
     "no data": '{"type":"observation"}',
     "null": '{"type":"observation","data":null}',
@@ -91,7 +98,7 @@ LIES: dict[str, str | bytes | Callable[[ServerConnection], None]] = {
     "half": _half_a_message,
     "cut": _cut,
     "closed": lambda socket: socket.close(),
-    "hangs": lambda socket: time.sleep(1.0),
+    "hangs": lambda socket: list(socket),  # until the client leaves
 }
 
 
@@ -146,20 +153,24 @@ class StubServer:
         trouble, extra = "", ""
         for frame in socket:
             message = json.loads(frame)
-            if extra:
-                socket.send(extra)
-                extra = ""
+            before = [extra] if extra else []
+            extra = ""
             if message["type"] == "mcp":
                 self.calls += 1
                 answer = {"jsonrpc": "2.0", "id": message["data"]["id"], "error": {"code": -32601, "message": "?"}}
-                socket.send(json.dumps({"type": "mcp", "data": answer}))
+                _send_at_once(socket, *before, json.dumps({"type": "mcp", "data": answer}))
             elif message["type"] == "reset":
                 trouble = message["data"].get("trouble", "") if self._mood is None else self._mood()
                 socket.send(observation(reward=None))
             else:
                 lie = LIES.get(trouble, observation())
                 extra = observation(reward=5.0) if trouble == "one too many" else ""
-                lie(socket) if callable(lie) else socket.send(lie)
+                if callable(lie):
+                    lie(socket)
+                elif isinstance(lie, bytes):
+                    socket.send(lie)
+                else:
+                    _send_at_once(socket, *before, lie)
                 trouble = ""
 
 

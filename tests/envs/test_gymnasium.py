@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -14,8 +16,9 @@ from gymnasium import spaces as gym_spaces
 from agentrl.envs import spaces
 from agentrl.envs.gymnasium import Gymnasium
 from agentrl.errors import ConfigurationError
-from agentrl.types import Outcome
+from agentrl.types import Message, Outcome
 from tests.envs.scripts import play
+from tests.envs.training import calling, rewards_of_training, tiny_agent
 from tests.rollout.helpers import call, tasks, turn
 
 WAYS = ["left", "down", "right", "up"]
@@ -159,3 +162,35 @@ def _jsonable(value: Any) -> Any:
 def test_an_action_that_no_model_can_write_is_refused(space):
     with pytest.raises(ConfigurationError, match=r"(?i)wrap the environment"):
         spaces.schema(space, "the action space of X")
+
+
+class Levers(gym.Env):
+    """One of four levers pays."""
+
+    action_space = gym_spaces.Discrete(4)
+    observation_space = gym_spaces.Discrete(1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict]:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict]:
+        return 0, float(action == 2), True, False, {}
+
+
+@pytest.mark.slow
+def test_training_raises_the_reward(tmp_path: Path) -> None:
+    levers = Gymnasium(Levers, prompt="Pull a lever.", actions=["a", "b", "c", "d"])
+    rng = random.Random(0)
+
+    def game() -> list[Message]:
+        return [
+            {"role": "user", "content": levers().reset(seed=0)},
+            calling({"name": "step", "arguments": {"action": rng.choice("abcd")}}),
+            {"role": "tool", "name": "step", "content": "0"},
+        ]
+
+    agent = tiny_agent(game, levers().tool_schemas, tmp_path / "agents", games=100)
+    rewards = rewards_of_training(agent, levers, None, tmp_path, steps=8, rollouts=24)
+    assert len(rewards) == 8
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.types import Outcome
 from tests.envs.scripts import play
 from tests.rollout.helpers import call, turn
+from tests.waiting import LONG, alive, wait_until
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
@@ -91,11 +92,12 @@ def test_an_image_arrives_as_an_image(shop):
 
 def test_a_server_that_ends_is_a_failure_of_the_environment_and_leaves_no_process(shop):
     """G: a broken connection is never a training signal."""
+    before = set(psutil.Process().children())
     script = [turn(call("sell", '{"pieces": 2}')), turn(call("leave")), turn("ok")]
     (trajectory,) = play(shop, script)
     assert trajectory.outcome is Outcome.ENV_FAILURE
     assert "leave" in trajectory.failure.error
-    assert not [child for child in psutil.Process().children() if "mcp_server.py" in " ".join(child.cmdline())]
+    wait_until(lambda: not any(map(alive, set(psutil.Process().children()) - before)))
 
 
 def test_a_server_that_is_not_there_is_an_error_at_construction():
@@ -116,7 +118,7 @@ def test_over_http_with_headers():
         port = free.getsockname()[1]
     process = subprocess.Popen([*SERVER, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + LONG
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from agentrl.rollout.threads import Threads
 from agentrl.types import Outcome
 from tests.envs.failures import Row, assert_came_true
 from tests.envs.playing import HIT, WELL, Model, engine, step, task
+from tests.waiting import LONG, wait_until
 
 SERVER = Path(__file__).parent / "servers" / "stdlib_openenv.py"
 IMAGE, BASE = "agentrl-test-openenv:1", "agentrl-base:1"
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openenv-container")]  #
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     try:
-        client = docker.from_env(timeout=20)
+        client = docker.from_env(timeout=LONG)
         client.ping()
         client.images.get(BASE)
     except DockerException as error:
@@ -58,11 +58,13 @@ def client() -> Iterator[Any]:
 
 
 def containers(client: Any) -> list[Any]:
-    return client.containers.list(all=True, filters={"label": "agentrl=openenv", "ancestor": IMAGE})
+    return client.containers.list(
+        all=True, ignore_removed=True, filters={"label": "agentrl=openenv", "ancestor": IMAGE}
+    )
 
 
 def container(**settings: Any) -> Container:
-    return Container(IMAGE, command=COMMAND, **{"memory": "64m", "start_timeout": 30, **settings})
+    return Container(IMAGE, command=COMMAND, **{"memory": "64m", "start_timeout": LONG, **settings})
 
 
 def test_an_image_is_started_for_the_run_and_gone_after_it(client: Any) -> None:
@@ -118,7 +120,7 @@ def test_a_server_that_does_not_start_is_an_error_before_the_run(client: Any) ->
     missing = Container(IMAGE, command=["no-such-program", "{port}"], memory="64m")
     with pytest.raises(ConfigurationError, match="exec no-such-program failed"):
         EnvironmentPool(OpenEnv(image=missing), Threads())
-    silent = Container(IMAGE, command=["sh", "-c", "sleep 60 # {port}"], memory="64m", start_timeout=0.5)
+    silent = Container(IMAGE, command=["sh", "-c", "sleep 600 # {port}"], memory="64m", start_timeout=0.5)
     with pytest.raises(ConfigurationError, match=r"did not answer at .*/health within 0.5 s \(start_timeout\)"):
         EnvironmentPool(OpenEnv(image=silent), Threads())
     assert containers(client) == []
@@ -133,7 +135,7 @@ def test_no_container_is_left_when_the_process_is_killed(client: Any) -> None:
     code = (
         "import time; from agentrl.envs.openenv import Container, OpenEnv\n"
         f"environment = OpenEnv(image=Container({IMAGE!r}, command={COMMAND!r}, memory='64m'))()\n"
-        "print('up', flush=True); time.sleep(60)"
+        "print('up', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -141,10 +143,7 @@ def test_no_container_is_left_when_the_process_is_killed(client: Any) -> None:
     assert len(containers(client)) == 1
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 15
-    while containers(client) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert containers(client) == []
+    wait_until(lambda: containers(client) == [])
 
 
 def test_without_an_engine_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

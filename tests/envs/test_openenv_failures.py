@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,10 @@ from agentrl.rollout.policy import ToolPolicy
 from agentrl.types import Outcome
 from tests.envs import test_openenv_container
 from tests.envs.failures import Row, assert_came_true, assert_documented
-from tests.envs.playing import HIT, WELL, Model, engine, eventually, get, step, task
+from tests.envs.playing import HIT, WELL, Model, engine, get, step, task
 from tests.envs.servers import OPENENV, ServerProcess
 from tests.envs.stub_openenv import LIES, stub_server
+from tests.waiting import eventually, wait_until
 
 pytestmark = OPENENV
 
@@ -54,6 +56,11 @@ class Play:
     alone: bool = False
     dies: bool = False
 
+    @property
+    def hurried(self) -> bool:
+        """Whether there is a short limit of time. Only what hangs may meet it: the others play on an engine without."""
+        return bool(self.engine) or any(name.endswith("_timeout") for name in self.settings)
+
 
 def lie(event: str, trouble: str, says: str, outcome: Outcome = Outcome.ENV_FAILURE, **settings: Any) -> Row:
     """A row that the stub plays."""
@@ -76,21 +83,21 @@ ROWS = [
     real(
         "a step takes longer than `step_timeout`",
         "did not answer within 0.3 s (step_timeout)",
-        calls=(step(what="sleep", amount=0.8),),
+        calls=(step(what="wait"),),
         settings={"step_timeout": 0.3},
     ),
     real(
         "the server hangs (SIGSTOP)",
-        "did not answer a ping within 0.2 s (ping_timeout)",
+        "did not answer a ping within 1 s (ping_timeout)",
         act="pause",
-        settings={"ping_interval": 0.1, "ping_timeout": 0.2},
+        settings={"ping_interval": 0.1, "ping_timeout": 1},
         dies=True,
     ),
     real(
         "a step is given up by the policy of tools, and another one follows",
         "was not waited for any more in step 1",
-        calls=(step(what="sleep", amount=1.5), GOOD),
-        engine={"tool_policy": ToolPolicy(timeout=0.8)},
+        calls=(step(what="wait"), GOOD),
+        engine={"tool_policy": ToolPolicy(timeout=0.5)},
     ),
     real("the server has fewer sessions than there are rollouts", "", GOES_ON, options={"sessions": 1}),
     real("the server ends the session while the model thinks", "has ended the session", act="reap", alone=True),
@@ -119,7 +126,12 @@ ROWS = [
         settings={"max_message_size": 5000},
     ),
     lie("an answer arrives twice", "twice", "a frame that nobody had asked for"),
-    lie("a second answer comes while the model thinks", "twice but late", "a frame that nobody had asked for"),
+    Row(
+        "a second answer comes while the model thinks",
+        Outcome.ENV_FAILURE,
+        "a frame that nobody had asked for",
+        Play(trouble="twice but late", act="think"),
+    ),
     lie("an answer too many comes with the next one", "one too many", "a frame that nobody had asked for"),
     Row(
         "an answer too many comes when the episode has ended",
@@ -167,30 +179,42 @@ def test_what_comes_of_a_failure(row: Row, stub: Any, start_openenv: Callable[..
             start_openenv(how.world, port=server.port)
         if how.act == "pause":
             server.pause()
-            await asyncio.sleep(0.5)
         if how.act == "reap":
             await asyncio.to_thread(get, f"{server.url}/reap", "POST")
+        if how.act == "think":
+            await eventually(lambda: any(made._connection is not None and made._connection.lost for made in instances))
+
+    instances: list[Any] = []
+
+    def instance() -> Any:
+        instances.append(factory())
+        return instances[-1]
 
     model = Model({HIT: how.calls, WELL: (GOOD, GOOD)}, {(HIT, 1): act})
     factory = OpenEnv(server.url, columns=["trouble"], **how.settings)
-    playing = engine(model, factory, **how.engine)
-    try:
-        well = [] if how.alone or how.dies else [task(WELL, member=member, trouble="") for member in (1, 2)]
+    with ExitStack() as ending:
+        playing = patient = engine(model, instance, **how.engine)
+        ending.callback(playing.close)
+        if how.hurried:
+            patient = engine(Model({WELL: (GOOD, GOOD)}), OpenEnv(server.url, columns=["trouble"]))
+            ending.callback(patient.close)
+        beside = not (how.alone or how.dies or how.hurried)
+        well = [task(WELL, member=member, trouble="") for member in (1, 2)] if beside else []
         hit, *others = first = playing.run([task(HIT, trouble=how.trouble), *well])
         playing.release(first)
         if how.dies and how.act != "restart":
             server.kill()
             start_openenv(how.world, port=server.port)
-        later = playing.run([task(WELL, group="later", member=member, trouble="") for member in (0, 1)])
+        later = patient.run([task(WELL, group="later", member=member, trouble="") for member in (0, 1)])
         others += later
-        playing.release(later)
-    finally:
-        playing.close()
+        patient.release(later)
+        if how.world != "stub":
+            get(f"{server.url}/release", "POST")
 
     def sessions() -> int:
         return stub.sessions if how.world == "stub" else get(f"{server.url}/sessions")["open"]
 
-    asyncio.run(eventually(lambda: sessions() == 0))
+    wait_until(lambda: sessions() == 0)
     assert_came_true(row, hit, others, HEALTHY, sessions())
 
 

@@ -102,7 +102,7 @@ def test_two_hundred_rollouts_on_a_server_that_dies_hangs_and_lies(start_ors, mo
         engine = RolloutEngine(
             ScriptedGenerator(speak),
             renderer(),
-            environments=ORS(url=proxy.url, silence=2),
+            environments=ORS(url=proxy.url, silence=6),
             failures=FailurePolicy(retries=2, delay=0.05),
         )
         try:

@@ -3,12 +3,13 @@ import threading
 import pytest
 
 from agentrl.generation.base import Generator
+from tests.waiting import wait_until
 
 
 @pytest.fixture
 def generators():
-    """Keep made generators and close them; the number of threads must be what it was."""
-    before = threading.active_count()
+    """Keep made generators and close them; no thread of theirs must be left."""
+    before = set(threading.enumerate())
     made: list[Generator] = []
 
     def keep(generator: Generator) -> Generator:
@@ -18,4 +19,4 @@ def generators():
     yield keep
     for generator in made:
         generator.close()
-    assert threading.active_count() == before
+    wait_until(lambda: set(threading.enumerate()) <= before)

@@ -47,7 +47,7 @@ class Conversations:
 
 def run(*awaitables: Awaitable):
     async def gather():
-        return await asyncio.wait_for(asyncio.gather(*awaitables), 60)
+        return await asyncio.wait_for(asyncio.gather(*awaitables), 300)
 
     return asyncio.run(gather())
 

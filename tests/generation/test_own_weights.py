@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from agentrl.generation.mirror import Mirror
 from agentrl.generation.plain import PlainGenerator
 from agentrl.testing.models import tiny_model
 from agentrl.types import Sample, Turn
+from tests.waiting import eventually, wait_until
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -36,17 +38,35 @@ def logprobs(model: Any, ids: list[int]) -> list[float]:
     return [scores[len(PROMPT) + i - 1, token].item() for i, token in enumerate(ids)]
 
 
-def until_decoded(generator: Any, tokens: int) -> None:
-    while generator.stats.decoded_tokens < tokens:
-        time.sleep(0.001)
+def before_each_step(generator: Any, act: Callable[[], object]) -> None:
+    """Have something done in the generator's thread before each of its steps."""
+    step = generator._core.step
+
+    def acting() -> None:
+        act()
+        step()
+
+    generator._core.step = acting
 
 
 async def sample_and_train(generator: Any, model: Any, tokens: int) -> Sample:
     """Sample a turn; in the midst of it train the policy, and a little later hand the weights over."""
+
+    def decoded(count: int) -> bool:
+        return generator.stats.decoded_tokens >= count
+
+    def slow() -> None:
+        """Get no further until the new weights are there."""
+        if decoded(6) and not handed.is_set():
+            wait_until(lambda: not generator._inbox.empty())
+            handed.set()
+
+    handed = threading.Event()
+    before_each_step(generator, slow)
     turn = asyncio.create_task(generator.sample("a", PROMPT, SamplingParams(max_tokens=tokens)))
-    await asyncio.to_thread(until_decoded, generator, 1)
+    await eventually(lambda: decoded(1))
     train(model)
-    await asyncio.to_thread(until_decoded, generator, generator.stats.decoded_tokens + 5)
+    await eventually(lambda: decoded(6))
     await asyncio.to_thread(generator.sync, 7)
     return await turn
 
@@ -75,9 +95,12 @@ def test_generate_takes_new_weights_between_two_batches(generators):
     generator = generators(PlainGenerator(model))
     generator.own_weights()
 
+    begun = threading.Event()
+    before_each_step(generator, begun.set)
+
     async def play() -> list[Sample]:
         turn = asyncio.create_task(generator.sample("a", PROMPT, SamplingParams(max_tokens=30)))
-        await asyncio.sleep(0.01)
+        await eventually(begun.is_set)
         train(model)
         await asyncio.to_thread(generator.sync, 7)
         return [await turn, await generator.sample("b", PROMPT, SamplingParams(max_tokens=30))]

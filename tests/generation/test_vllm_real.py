@@ -126,6 +126,29 @@ def test_a_real_turn_in_flight_goes_on_across_an_update_and_tells_where(policy, 
     assert newer.max() <= 1e-4, "what came after the update is of the new weights, as if they had read the whole row"
 
 
+def test_a_real_server_of_two_engines_gives_both_the_weights_and_asks_the_one_that_is_named(tmp_path):
+    """`--data-parallel-size 2`: an engine that was left out, or not asked, would show in its logprobs or be missing."""
+    policy = tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, **HEADS)
+    policy.save_pretrained(tmp_path / "model")
+    fix_tokenizer().save_pretrained(tmp_path / "model")
+    with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, ["--data-parallel-size", "2"]) as running:
+        replica = Replica(running.url)
+        replica.wait_until_up(START_SECONDS)
+        replica.learn()
+        channel = GlooChannel("127.0.0.1", free_port(), START_SECONDS)
+        transfer = WeightTransfer(replica, PolicyWeights(policy), channel, START_SECONDS)
+        generator = VllmServerGenerator([(replica, transfer)], sampling=PARAMS)
+        for version in range(2):
+            change(policy)
+            generator.sync(version)
+            probes = asyncio.run(generator.probe(IDS, PARAMS))
+            assert list(probes) == [f"{running.url} (engine 0)", f"{running.url} (engine 1)"]
+            for sample in probes.values():
+                assert sample.weights_version == version
+                assert differences(policy, IDS, sample, PARAMS).max() <= 1e-4
+        generator.close()
+
+
 def seeing_environment(family: str, folder: Path) -> dict[str, str]:
     return ENVIRONMENT | {"PYTHONPATH": f"{python_path(folder / 'path')}{os.pathsep}{ROOT}", FAMILY: family}
 

@@ -22,6 +22,7 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.vllm import free_port
 from agentrl.training.sampler_check import differences
 from tests.generation.vllm_stub import DROP, StubServer
+from tests.waiting import LONG, eventually, wait_until
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.8, top_k=20, repetition_penalty=1.1, seed=1)
 IDS = [5, 9, 12, 7]
@@ -35,7 +36,7 @@ def world(monkeypatch):
     monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.05)
     servers: list[StubServer] = []
 
-    def make(count=1, *, policy=None, timeout=10.0, request_timeout=30.0, sampling=PARAMS, **options):
+    def make(count=1, *, policy=None, timeout=30.0, request_timeout=60.0, sampling=PARAMS, **options):
         policy = policy or tiny_model("qwen3")
         servers.extend(StubServer(policy, **options) for _ in range(count))
         pushes = []
@@ -51,7 +52,7 @@ def world(monkeypatch):
     yield make
     for generator in made:
         generator.close()
-        assert "agentrl-vllm-watch" not in {thread.name for thread in threading.enumerate()}
+        wait_until(lambda: "agentrl-vllm-watch" not in {thread.name for thread in threading.enumerate()})
     for server in servers:
         if server.alive:
             server.die()
@@ -126,6 +127,33 @@ def test_a_rollout_stays_on_one_server_and_servers_share_rollouts(world):
     assert servers[0].bodies("/v1/completions")[-1]["prompt"] == [40]
 
 
+@pytest.mark.parametrize(
+    ("parallel", "engines"),
+    [
+        ({"data_parallel_size": 3, "data_parallel_size_local": 1}, ["0", "1", "2"]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_hybrid_lb": True}, ["0", "1"]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 1, "data_parallel_external_lb": True}, [None]),
+        ({"data_parallel_size": 1, "data_parallel_size_local": 1}, [None]),
+    ],
+)
+def test_a_rollout_stays_on_one_engine_of_a_server_with_several(world, parallel, engines):
+    """`--data-parallel-size`: by itself vLLM would send each turn to another engine, which has not its prefix."""
+    _, [server], generator = world(parallel=parallel)
+    server.engines_asked.clear()
+
+    async def play():
+        for _ in range(2):
+            for session in range(3):
+                await generator.sample(f"s{session}", IDS, PARAMS)
+        return await generator.probe(IDS, PARAMS)
+
+    probes = asyncio.run(play())
+    assert server.engines_asked[:3] == (engines * 3)[:3]
+    assert server.engines_asked[3:6] == server.engines_asked[:3]
+    assert server.engines_asked[6:] == engines, "each engine has weights of its own to be checked"
+    assert len(probes) == len(engines)
+
+
 def test_e07_the_servers_context_is_asked_and_held(world):
     _, _, generator = world(max_model_len=16)
     assert generator.max_context == 16
@@ -160,12 +188,19 @@ def test_j04_errors_of_the_servers_own_are_tried_again_so_often(world):
 
 def test_a_hung_server_is_asked_again(world):
     """G15: of the answer that came too late nothing is used; ids and logprobs are those of one answer."""
-    _, [server], generator = world(request_timeout=0.3)
+    _, [server], generator = world(request_timeout=5.0)
     generator.sync(0)
     expected = sample(generator)
-    late = iter([1.0])
-    server.delay = lambda body: next(late, 0.0)
+    free, hanging = threading.Event(), iter([True])
+
+    def hang_once(body):
+        if next(hanging, False):
+            free.wait(LONG)
+        return 0.0
+
+    server.delay = hang_once
     assert sample(generator) == expected
+    free.set()
     assert len(expected.ids) == len(expected.logprobs) == 6
 
 
@@ -222,12 +257,12 @@ def test_a_failed_transfer_raises_what_went_wrong_and_leaves_a_usable_server(wor
 
 def test_a_transfer_has_a_time_limit(world):
     _, [server], generator = world(timeout=0.5)
-    answer = server._weights
-    server._weights = lambda path, body: time.sleep(2) or (200, {}) if "init" in path else answer(path, body)
-    began = time.monotonic()
+    answer, free = server._weights, threading.Event()
+    server._weights = lambda path, body: (free.wait(600), {}) if "init" in path else answer(path, body)
     with pytest.raises(GenerationError, match=r"vllm_server_timeout|had no answer"):
         generator.sync(1)
-    assert time.monotonic() - began < 20
+    assert not free.is_set()
+    free.set()
 
 
 def test_a_killed_server_is_waited_for_gets_its_weights_again_and_the_turn_goes_on(world, caplog):
@@ -237,11 +272,13 @@ def test_a_killed_server_is_waited_for_gets_its_weights_again_and_the_turn_goes_
     expected = sample(generator)
 
     async def play():
-        server.delay = lambda body: 0.3
+        asked, dead = threading.Event(), threading.Event()
+        server.delay = lambda body: asked.set() or dead.wait(LONG) * 0.0
         turn = asyncio.create_task(generator.sample("s", IDS, PARAMS))
-        await asyncio.sleep(0.1)
+        await eventually(asked.is_set)
         await asyncio.to_thread(server.die)
-        await asyncio.sleep(0.3)
+        dead.set()
+        await eventually(lambda: "waiting up to" in caplog.text)
         server.delay = lambda body: 0.0
         server.start()
         return await turn
@@ -249,7 +286,7 @@ def test_a_killed_server_is_waited_for_gets_its_weights_again_and_the_turn_goes_
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(play()) == expected
     assert server.version == "4"
-    assert "waiting up to 10 s for the server" in caplog.text
+    assert "waiting up to 30 s for the server" in caplog.text
     assert "pushing the weights again" in caplog.text
     assert "answers" in caplog.text
 
@@ -287,16 +324,18 @@ def test_a_server_that_stays_away_ends_the_run_with_the_setting_to_change(world)
 
 def test_a_cancelled_turn_hangs_up(world):
     _, [server], generator = world()
-    server.delay = lambda body: 0.5
+    asked, free = threading.Event(), threading.Event()
+    server.delay = lambda body: asked.set() or free.wait(LONG) * 0.0
 
     async def play():
         turn = asyncio.create_task(generator.sample("s", IDS, PARAMS))
-        await asyncio.sleep(0.1)
+        await eventually(asked.is_set)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
 
     asyncio.run(play())
+    free.set()
 
 
 def test_closed_it_starts_again(world):

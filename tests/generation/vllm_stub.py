@@ -52,10 +52,18 @@ class StubServer:
         raw: Report logprobs of the model's own distribution, as vLLM does by default.
         generates: Offer `/inference/v1/generate`.
         lora: Offer adapters, up to this rank.
+        parallel: What it says about its engines.
     """
 
     def __init__(
-        self, model: Any, *, max_model_len: int = 256, raw: bool = False, generates: bool = False, lora: int = 0
+        self,
+        model: Any,
+        *,
+        max_model_len: int = 256,
+        raw: bool = False,
+        generates: bool = False,
+        lora: int = 0,
+        parallel: dict[str, Any] | None = None,
     ) -> None:
         self.first = copy.deepcopy(model)
         self.model = copy.deepcopy(model)
@@ -65,6 +73,8 @@ class StubServer:
         self.normalizes = True
         self.version = "default"
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.parallel = parallel or {}
+        self.engines_asked: list[str | None] = []
         self.faults: dict[str, deque[Any]] = {}
         self.delay: Callable[[dict[str, Any]], float] = lambda body: 0.0
         self.stale = False
@@ -72,7 +82,7 @@ class StubServer:
         self._group: Any = None
         self._received: list[tuple[str, torch.Tensor]] = []
         self._active = False
-        self.port, self._life = 0, 0
+        self.port, self.life = 0, 0
         self.start()
 
     @property
@@ -94,7 +104,7 @@ class StubServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self.alive, self._life = True, self._life + 1
+        self.alive, self.life = True, self.life + 1
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -121,9 +131,11 @@ class StubServer:
     # ------------------------------------------------------------------------------------------------------
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
-        path, life = urlsplit(handler.path).path, self._life
+        path, life = urlsplit(handler.path).path, self.life
         body = json.loads(handler.rfile.read(int(handler.headers.get("content-length") or 0)) or "{}")
         self.requests.append((path, body))
+        if path in ("/v1/completions", "/inference/v1/generate"):
+            self.engines_asked.append(handler.headers.get("X-data-parallel-rank"))
         waiting = self.faults.get(path)
         fault = waiting.popleft() if waiting else None
         if fault is DROP:
@@ -137,7 +149,7 @@ class StubServer:
         except Exception as error:
             text = f"Call to collective_rpc method failed: Worker failed with error '{error}'"
             status, answer = 500, {"error": {"message": text, "type": "InternalServerError", "code": 500}}
-        if not self.alive or life != self._life:
+        if not self.alive or life != self.life:
             handler.close_connection = True
             return
         content = b"" if answer is None else json.dumps(answer).encode()
@@ -162,7 +174,8 @@ class StubServer:
             lora = {"max_lora_rank": self.lora} if self.lora else None
             config = {"weight_transfer_config": {"backend": self.backend}, "lora_config": lora}
             images = {"multimodal_config": {"mm_device_do_normalize": self.normalizes}}
-            return 200, {"vllm_config": {**config, "model_config": {"dtype": self.dtype, **images}}}
+            model = {"dtype": self.dtype, **images}
+            return 200, {"vllm_config": {**config, "model_config": model, "parallel_config": self.parallel}}
         if path == "/weight_info":
             return 200, {"weight_version": self.version}
         if path == "/get_world_size":

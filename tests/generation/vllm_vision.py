@@ -50,10 +50,11 @@ def python_path(folder: Path) -> str:
 
 def seeing(family: str) -> tuple[Any, Any]:
     """A model with heads of 32, the smallest that vLLM's CPU kernels know, and its processor."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
     sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "initializer_range": 0.1}
     if family == "qwen3_vl":
         sizes["head_dim"] = 32
+        rope["mrope_interleaved"] = True  # transformers always does, vLLM as the checkpoint says
     model, processor = tiny_vision(family, rope_parameters=rope, bos_token_id=None, **sizes)
     for config in (model.config.text_config, model.generation_config):
         config.eos_token_id = processor.tokenizer.eos_token_id

@@ -30,14 +30,14 @@ def one_group(size: int) -> torch.Tensor:
     return torch.full((size,), 7)
 
 
-def close(actual: torch.Tensor, expected: list[float]) -> None:
+def assert_close(actual: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(actual, vector(*expected), atol=1e-5, rtol=0)
 
 
 class TestCombineRewards:
     def test_weighted_sum(self):
         rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        close(combine_rewards(rewards, vector(0.7, 0.3)), [0.7, 0.3])
+        assert_close(combine_rewards(rewards, vector(0.7, 0.3)), [0.7, 0.3])
 
     def test_missing_entries_are_left_out(self):
         total = combine_rewards(torch.tensor([[1.0, NAN], [NAN, NAN], [NAN, 0.0]]), vector(2.0, 1.0))
@@ -50,11 +50,11 @@ class TestH01UnscoredRows:
     rewards = vector(1, 0, NAN, 1)
 
     def test_grpo(self):
-        close(grpo_advantages(self.rewards, one_group(4), "none"), [1 / 3, -2 / 3, 0, 1 / 3])
-        close(grpo_advantages(self.rewards, one_group(4), "group"), [0.57725, -1.15450, 0, 0.57725])
+        assert_close(grpo_advantages(self.rewards, one_group(4), "none"), [1 / 3, -2 / 3, 0, 1 / 3])
+        assert_close(grpo_advantages(self.rewards, one_group(4), "group"), [0.57725, -1.15450, 0, 0.57725])
 
     def test_rloo(self):
-        close(rloo_advantages(self.rewards, one_group(4)), [0.5, -1, 0, 0.5])
+        assert_close(rloo_advantages(self.rewards, one_group(4)), [0.5, -1, 0, 0.5])
 
     def test_logged_mean_is_over_the_scored(self):
         assert reward_statistics(self.rewards, one_group(4)).mean == pytest.approx(2 / 3)
@@ -62,9 +62,9 @@ class TestH01UnscoredRows:
     @pytest.mark.parametrize("rewards", [[NAN] * 4, [1, NAN, NAN, NAN]])
     def test_nothing_to_compare_with(self, rewards):
         for scale in SCALES:
-            close(grpo_advantages(vector(*rewards), one_group(4), scale), [0, 0, 0, 0])
+            assert_close(grpo_advantages(vector(*rewards), one_group(4), scale), [0, 0, 0, 0])
         for normalize in (False, True):
-            close(rloo_advantages(vector(*rewards), one_group(4), normalize), [0, 0, 0, 0])
+            assert_close(rloo_advantages(vector(*rewards), one_group(4), normalize), [0, 0, 0, 0])
         described = reward_statistics(vector(*rewards), one_group(4))
         assert math.isfinite(described.mean)
         assert (described.std, described.frac_zero_std) == (0, 1)
@@ -73,20 +73,20 @@ class TestH01UnscoredRows:
 def test_h02_groups_of_one():
     rewards, groups = vector(0.3, 0.9), torch.tensor([0, 1])
     for scale in SCALES:
-        close(grpo_advantages(rewards, groups, scale), [0, 0])
-    close(rloo_advantages(rewards, groups), [0, 0])
+        assert_close(grpo_advantages(rewards, groups, scale), [0, 0])
+    assert_close(rloo_advantages(rewards, groups), [0, 0])
     described = reward_statistics(rewards, groups)
     assert described.mean == pytest.approx(0.6)
     assert described.frac_zero_std == 1
 
 
 def test_h02_a_single_value_with_batch_scaling():
-    close(grpo_advantages(vector(0.3), one_group(1), "batch"), [0])
+    assert_close(grpo_advantages(vector(0.3), one_group(1), "batch"), [0])
     assert reward_statistics(vector(0.3), one_group(1)).std == 0
 
 
 def test_h10_one_group():
-    close(grpo_advantages(vector(1, 1, 0, 0), one_group(4), "none"), [0.5, 0.5, -0.5, -0.5])
+    assert_close(grpo_advantages(vector(1, 1, 0, 0), one_group(4), "none"), [0.5, 0.5, -0.5, -0.5])
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_h10_one_group():
     ],
 )
 def test_h12_scales(scale, expected):
-    close(grpo_advantages(vector(1, 0, 10, 0), torch.tensor([0, 0, 1, 1]), scale), expected)
+    assert_close(grpo_advantages(vector(1, 0, 10, 0), torch.tensor([0, 0, 1, 1]), scale), expected)
 
 
 def test_h13_failed_rollout_contributes_nothing():
-    close(grpo_advantages(vector(1, NAN, 0), one_group(3), "none"), [0.5, 0, -0.5])
+    assert_close(grpo_advantages(vector(1, NAN, 0), one_group(3), "none"), [0.5, 0, -0.5])
 
 
 class TestH14EqualRewards:
@@ -110,7 +110,7 @@ class TestH14EqualRewards:
 
     def test_one_group_of_two(self):
         rewards = vector(1, 1, 0, 1)
-        close(grpo_advantages(rewards, self.groups, "none"), [0, 0, -0.5, 0.5])
+        assert_close(grpo_advantages(rewards, self.groups, "none"), [0, 0, -0.5, 0.5])
         assert reward_statistics(rewards, self.groups).frac_zero_std == 0.5
 
     def test_all_groups(self):
@@ -233,7 +233,7 @@ def test_gdpo_tells_apart_what_has_the_same_sum():
 
 
 def test_gdpo_with_nothing_scored_is_zero():
-    close(gdpo_advantages(torch.full((3, 2), NAN), vector(1, 1), one_group(3)), [0, 0, 0])
+    assert_close(gdpo_advantages(torch.full((3, 2), NAN), vector(1, 1), one_group(3)), [0, 0, 0])
 
 
 def test_a_group_is_flat_when_no_column_spreads():

@@ -20,6 +20,7 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import FinishReason, Limit, Outcome, Sample
 from tests.rollout.helpers import EOS, QUESTION, call, encode, renderer, tasks, turn
+from tests.waiting import LONG, eventually, skip
 
 TOOLS = [{"type": "function", "function": {"name": "echo", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -156,13 +157,19 @@ def test_parallel_requests_are_rows_with_the_common_turns_as_prompt():
             asks = [[*base, {"role": "user", "content": text}] for text in ("x", "y")]
             await asyncio.gather(*(api.chat.completions.create(model="m", messages=ask) for ask in asks))
 
-    class Slow(ScriptedGenerator):
+    class Meeting(ScriptedGenerator):
+        """Answers the two that follow the first one when both are there."""
+
+        asked = 0
+
         async def sample(self, session, ids, params):
-            await asyncio.sleep(0.1)
+            self.asked += 1
+            if self.asked > 1:
+                await eventually(lambda: self.asked == 3)
             return await super().sample(session, ids, params)
 
     first = [197, 198, EOS]
-    generator = Slow(lambda session, ids, params: turn("done") if first[1] in ids else first)
+    generator = Meeting(lambda session, ids, params: turn("done") if first[1] in ids else first)
     engine = RolloutEngine(generator, renderer(), limits=Limits(), agent=Agent(program))
     try:
         [trajectory] = engine.run(tasks(1))
@@ -185,17 +192,20 @@ def test_a_request_whose_client_leaves_leaves_no_trace():
             if not asked.is_set():
                 asked.set()
                 try:
-                    await asyncio.sleep(60)
+                    await asyncio.sleep(600)
                 finally:
                     self.cancelled += 1
             return await super().sample(session, ids, params)
 
     async def program(base_url, api_key, task):
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=LONG) as http:
             body = {"messages": task.prompt}
-            with pytest.raises(httpx.ReadTimeout):
-                await http.post(f"{base_url}/chat/completions", json=body, timeout=0.3)
+            asking = asyncio.create_task(http.post(f"{base_url}/chat/completions", json=body))
+            await asked.wait()
+            asking.cancel()
+            await asyncio.wait([asking])
             await http.post(f"{base_url}/chat/completions", json=body)
+            await eventually(lambda: generator.cancelled)
 
     generator = Hanging(lambda session, ids, params: turn("ok"))
     engine = RolloutEngine(generator, renderer(), limits=Limits(), agent=Agent(program))
@@ -323,9 +333,10 @@ def test_time_ends_a_program_that_hangs():
     async def program(base_url, api_key, task):
         async with client(base_url, api_key) as api:
             await api.chat.completions.create(model="m", messages=task.prompt)
-        await asyncio.sleep(60)
+        skip(asyncio.get_running_loop(), 600)
+        await asyncio.sleep(1000)
 
-    [trajectory], _ = play(program, [turn("a")], limits=Limits(rollout_timeout=1.5))
+    [trajectory], _ = play(program, [turn("a")], limits=Limits(rollout_timeout=60))
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TIMEOUT, Limit.ROLLOUT_TIME)
     assert trajectory.sampled_length == 2
 

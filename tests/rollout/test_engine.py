@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections import Counter as Count
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +16,7 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import FinishReason, Limit, Outcome, Sample, Task
 from tests.rollout.helpers import BOS, EOS, NEWLINE, QUESTION, Counter, call, echo, encode, renderer, tasks, turn
+from tests.waiting import LONG, eventually, skip, wait_until
 
 
 def play(script, *, rows=None, template="t0", limits=None, **engine_options):
@@ -164,36 +164,35 @@ def test_a_turn_cut_by_its_length_runs_no_call_D14(complete):
 
 
 def test_rollouts_do_not_wait_for_each_other_with_slow_tools():
-    """Invariant 6: 64 rollouts with a tool of 100 ms take about one tool's time a round."""
+    """Invariant 6: the tools of 64 rollouts wait for each other, so they must all be under way at once."""
+    together = threading.Barrier(64)
 
     def wait() -> str:
         """Wait."""
-        time.sleep(0.1)
-        return "ok"
+        together.wait(LONG)
+        return "met"
 
-    script = [[turn(call("wait")), turn("ok")] for _ in range(64)]
-    start = time.perf_counter()
-    play(script, tools=[wait])
-    assert time.perf_counter() - start < 64 * 0.1 / 4
+    trajectories, _ = play([[turn(call("wait")), turn("ok")] for _ in range(64)], tools=[wait])
+    assert {trajectory.completion[1]["content"] for trajectory in trajectories} == {"met"}
 
 
 def test_a_slow_rollout_holds_no_other_up():
     """Invariant 6: the quick one finishes its second tool round while the slow one is still in its first."""
     order = []
 
-    async def wait(name: str, seconds: float) -> str:
+    async def wait(name: str) -> str:
         """Wait.
 
         Args:
             name: Who.
-            seconds: How long.
         """
-        await asyncio.sleep(seconds)
+        if name == "slow":
+            await eventually(lambda: "quick1" in order)
         order.append(name)
         return name
 
-    slow = [turn(call("wait", '{"name": "slow", "seconds": 0.3}')), turn("ok")]
-    quick = [turn(call("wait", f'{{"name": "quick{i}", "seconds": 0.01}}')) for i in range(2)] + [turn("ok")]
+    slow = [turn(call("wait", '{"name": "slow"}')), turn("ok")]
+    quick = [turn(call("wait", f'{{"name": "quick{i}"}}')) for i in range(2)] + [turn("ok")]
     play([slow, quick], tools=[wait])
     assert order == ["quick0", "quick1", "slow"]
 
@@ -255,10 +254,11 @@ def test_flags_are_per_rollout_not_per_turn_E09():
 def test_the_rollout_timeout_ends_an_episode_with_what_it_has():
     async def slow() -> str:
         """Be slow."""
-        await asyncio.sleep(0.05)
+        skip(asyncio.get_running_loop(), 600)
+        await asyncio.sleep(1000)
         return "late"
 
-    [trajectory], _ = play([[turn(call("slow")), turn("x")]], tools=[slow], limits=Limits(rollout_timeout=0.04))
+    [trajectory], _ = play([[turn(call("slow")), turn("x")]], tools=[slow], limits=Limits(rollout_timeout=60))
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TIMEOUT, Limit.ROLLOUT_TIME)
     assert len(trajectory.turns) == 1
 
@@ -562,12 +562,11 @@ def test_a_lock_that_async_tools_share_is_never_waited_for_in_vain_f05():
 
 
 def test_threads_return_when_engines_are_closed_F08():
-    run_once()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(5):
         run_once()
         play([[turn(call("inc")), turn("ok")]], environments=Counter)
-    assert threading.active_count() == before
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_a_closed_engine_starts_again():

@@ -8,7 +8,6 @@ import inspect
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +30,7 @@ from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import ToolRunner, make_tools
 from agentrl.types import Task, ToolCall
+from tests.waiting import LONG
 
 Q = [
     {"role": "system", "content": "S"},
@@ -376,7 +376,7 @@ def test_g09_an_instance_whose_rollout_was_cancelled_meanwhile_is_not_lost(threa
 
     def factory() -> Counter:
         if made:
-            begin.wait(timeout=10)
+            begin.wait(LONG)
         made.append(Counter())
         return made[-1]
 
@@ -400,7 +400,7 @@ def test_g09_an_instance_made_while_the_pool_closes_is_closed(threads: Threads) 
 
     def factory() -> Counter:
         if made:
-            begin.wait(timeout=10)
+            begin.wait(LONG)
         made.append(Counter())
         return made[-1]
 
@@ -418,7 +418,7 @@ def test_g09_an_instance_made_while_the_pool_closes_is_closed(threads: Threads) 
             await waiting
 
     asyncio.run(main())
-    assert Counter.closed == made
+    assert sorted(map(id, Counter.closed)) == sorted(map(id, made))
 
 
 def test_g09_an_instance_whose_making_begins_after_closing_is_closed() -> None:
@@ -434,7 +434,7 @@ def test_g09_an_instance_whose_making_begins_after_closing_is_closed() -> None:
 
     async def main() -> None:
         await pool.acquire(None)
-        busy = asyncio.create_task(threads.run(gate.wait, 10))
+        busy = asyncio.create_task(threads.run(gate.wait, LONG))
         waiting = asyncio.create_task(pool.acquire(None))
         await asyncio.sleep(0.01)
         closing = asyncio.create_task(pool.close())
@@ -456,16 +456,18 @@ def test_slow_factories_overlap(threads: Threads) -> None:
 
     def factory() -> Counter:
         if made:
-            together.wait(timeout=10)  # opens only when four constructors run at once
+            together.wait(LONG)  # opens only when four constructors run at once
         made.append(1)
         return Counter()
 
     pool = EnvironmentPool(factory, threads)
 
     async def main() -> None:
-        await asyncio.gather(*(pool.acquire(None) for _ in range(5)))
+        instances = await asyncio.gather(*(pool.acquire(None) for _ in range(5)))
+        assert len(set(map(id, instances))) == 5
 
     asyncio.run(main())
+    assert len(made) == 5
 
 
 def test_a_discarded_instance_is_closed_and_replaced(threads: Threads) -> None:
@@ -512,14 +514,17 @@ def test_closing_closes_each_instance_once_and_survives_errors(
     assert "Bad.close failed" in caplog.text
 
 
-def test_an_instance_that_never_closes_is_left_behind(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_that_never_closes_is_left_behind(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("agentrl.rollout.pool.CLOSE_SECONDS", 0.01)
 
     class Slow(Talker):
         async def close(self) -> None:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
 
-    asyncio.run(asyncio.wait_for(EnvironmentPool(Slow, threads).close(), 5))
+    asyncio.run(asyncio.wait_for(EnvironmentPool(Slow, threads).close(), LONG))
+    assert "Slow.close did not end within 0.01 s (it is left behind)" in caplog.text
 
 
 def test_release_works_from_another_thread(threads: Threads) -> None:
@@ -584,12 +589,14 @@ def test_bad_factories_are_refused_naming_them(threads: Threads) -> None:
 
 
 def test_slow_resets_and_rewards_do_not_hold_up_others(threads: Threads) -> None:
+    together = threading.Barrier(16)  # opens only when all are there at once
+
     class Slow(Counter):
         def reset(self, **columns: Any) -> None:
-            time.sleep(0.05)
+            together.wait(LONG)
 
         def get_reward(self) -> float:  # type: ignore[override]
-            time.sleep(0.05)
+            together.wait(LONG)
             return 1.0
 
     pool = EnvironmentPool(Slow, threads)
@@ -602,6 +609,4 @@ def test_slow_resets_and_rewards_do_not_hold_up_others(threads: Threads) -> None
     async def main() -> None:
         await asyncio.gather(*(play() for _ in range(16)))
 
-    start = time.perf_counter()
     asyncio.run(main())
-    assert time.perf_counter() - start < 16 * 0.1 / 2

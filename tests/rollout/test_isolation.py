@@ -7,11 +7,11 @@ import ctypes
 import functools
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from typing import Any
 
 import psutil
@@ -30,6 +30,7 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome, StepReward
 from tests.rollout.helpers import QUESTION, Counter, call, renderer, tasks, turn
+from tests.waiting import alive, wait_until
 
 METHODS = ("spawn", "forkserver")
 
@@ -145,16 +146,16 @@ def play(environment: Any, script: list[list[int]], count: int = 1, **options: A
     return trajectories
 
 
-def children() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
+def children() -> set[psutil.Process]:
+    return set(filter(alive, psutil.Process().children(recursive=True)))
 
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks():
-    before, descriptors = len(children()), psutil.Process().num_fds()
+    before, descriptors = children(), psutil.Process().num_fds()
     yield
-    assert len(children()) <= before  # those of an earlier test may have ended meanwhile
-    assert psutil.Process().num_fds() <= descriptors + 2  # an event loop of pytest's own may have come
+    wait_until(lambda: children() <= before)
+    wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)  # an event loop of pytest's own may have come
 
 
 def use(factory: Any, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
@@ -227,7 +228,7 @@ class Slope:
 def test_rewards_of_turns_cross():
     """By tools, by the end of the episode, and as a list of as many as there were turns."""
     script = [turn(call("up") + call("up")), turn(call("over"))]
-    for environment in (Slope, isolated(Slope)):
+    for environment in (Slope, isolated(Slope, warm=0)):
         (trajectory,) = play(environment, script)
         assert trajectory.turn_rewards == [0.0 + 0.5 + 0.5, 1.0 + 2.0]
         assert trajectory.reward is None
@@ -237,7 +238,7 @@ def test_rewards_of_turns_cross():
 
 def test_images_cross_without_pickle():
     """What `reset` and tools give back as images is the same image here."""
-    factory = isolated(Gallery)
+    factory = isolated(Gallery, warm=0)
 
     async def go() -> tuple[Any, Any]:
         instance = await asyncio.to_thread(factory)
@@ -255,7 +256,7 @@ def test_images_cross_without_pickle():
 
 def test_ends_and_mistakes_arrive_as_what_they_were():
     """`EpisodeDone`, `done`, a failure said by the environment, and an ordinary exception by name and text."""
-    over, mistake, broken = use(isolated(Room), ("finish", {}), ("mistake", {}), ("broken", {}))
+    over, mistake, broken = use(isolated(Room, warm=0), ("finish", {}), ("mistake", {}), ("broken", {}))
     assert isinstance(over, EpisodeDone)
     assert str(over) == "over"
     assert type(mistake).__name__ == "LookupError"
@@ -264,7 +265,7 @@ def test_ends_and_mistakes_arrive_as_what_they_were():
     assert isinstance(broken, EnvironmentFailure)
     assert "the door fell off" in str(broken)
 
-    (trajectory,) = play(isolated(Room), [turn(call("mistake")), turn(call("leave"))])
+    (trajectory,) = play(isolated(Room, warm=0), [turn(call("mistake")), turn(call("leave"))])
     first, second = (turn_.results[0] for turn_ in trajectory.turns)
     assert first.failed
     assert first.content == "Error: LookupError: no such door"
@@ -278,7 +279,7 @@ def test_a_class_that_cannot_be_made_raises_at_construction():
             raise RuntimeError("no display")
 
     with pytest.raises(ConfigurationError, match="no display"):
-        RolloutEngine(ScriptedGenerator([]), renderer(), environments=isolated(Unmakable))
+        RolloutEngine(ScriptedGenerator([]), renderer(), environments=isolated(Unmakable, warm=0))
 
 
 # What breaks -------------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_a_class_that_cannot_be_made_raises_at_construction():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_way_to_die_is_an_environment_failure_that_says_how(method):
     """Segfault, `os._exit`, kill, an endless loop and too much memory cost one process each, F and G."""
-    factory = isolated(Room, memory="1GiB", cpu_time=1, start_method=method)
+    factory = isolated(Room, memory="1GiB", cpu_time=1, start_method=method, warm=0)
     expected = {
         "segfault": "was killed by SIGSEGV in `segfault`; its stderr ends with",
         "exit": "ended with exit code 3 in `exit`",
@@ -336,33 +337,28 @@ class Shop(Room):
 
 def test_a_dead_process_is_not_asked_to_close_its_instance(caplog):
     """Nor does the log say that closing failed, after each crash."""
-    (trajectory,) = play(isolated(Shop), [turn(call("exit"))], failures=FailurePolicy(retries=0, max_rate=1))
+    (trajectory,) = play(isolated(Shop, warm=0), [turn(call("exit"))], failures=FailurePolicy(retries=0, max_rate=1))
     assert trajectory.outcome is Outcome.ENV_FAILURE
     assert "close failed" not in caplog.text
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
-    async def go() -> tuple[int, float]:
-        instance = await asyncio.to_thread(isolated(Room, start_method=method))
+    async def go() -> psutil.Process:
+        instance = await asyncio.to_thread(isolated(Room, start_method=method, warm=0))
         try:
             await instance.reset()
-            child = int(await instance.start_child())
-            started = time.monotonic()
+            child = psutil.Process(int(await instance.start_child()))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(instance.spin(), 0.2)
             with pytest.raises(EnvironmentFailure, match="took too long or was cancelled"):
                 await instance.where()
-            return child, time.monotonic() - started
+            return child
         finally:
             await instance.close()
 
-    child, seconds = asyncio.run(go())
-    assert seconds < 10
-    deadline = time.monotonic() + 5  # dying takes a moment
-    while psutil.pid_exists(child) and psutil.Process(child).status() != "zombie":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    child = asyncio.run(go())
+    wait_until(lambda: not alive(child))  # dying takes a moment
 
 
 @pytest.mark.parametrize(
@@ -378,7 +374,7 @@ def test_a_cancelled_call_ends_its_process_and_what_that_started(method):
     ids=["empty", "noise", "junk", "huge", "pickle", "no-answer"],
 )
 def test_a_lying_process_is_a_failure_and_nothing_of_it_is_run(data):
-    (answer,) = use(isolated(Room), ("lie", {"data": list(data)}))
+    (answer,) = use(isolated(Room, warm=0), ("lie", {"data": list(data)}))
     assert isinstance(answer, EnvironmentFailure)
     assert "unreadable answer" in str(answer)
 
@@ -388,38 +384,55 @@ def test_a_lying_process_is_a_failure_and_nothing_of_it_is_run(data):
 
 def test_a_warm_instance_is_ready_before_it_is_wanted():
     """`warm` processes wait beyond those in use, a new one starts when one is taken, and all end with the last."""
-    before = len(children())
+    before = children()
     factory = isolated(Room, warm=2)
     first = factory()
-    assert len(children()) - before == 3
+    wait_until(lambda: len(children() - before) == 3)
     waiting = {process.pid for process in factory._ready}
     second = factory()
     assert second._process.pid in waiting
-    assert len(children()) - before == 4
+    wait_until(lambda: len(children() - before) == 4)
     asyncio.run(first.close())
     asyncio.run(first.close())
-    assert len(children()) - before == 3
+    wait_until(lambda: len(children() - before) == 3)
     asyncio.run(second.close())
-    assert len(children()) == before
+    wait_until(lambda: children() <= before)
+
+
+def test_a_warm_process_that_died_is_not_taken_although_it_had_made_its_instance():
+    factory = isolated(Room, warm=1)
+    first = factory()
+    [waiting] = factory._ready
+    wait_until(lambda: select.select([waiting._connection], [], [], 0)[0])  # its word that the instance is made
+    os.kill(waiting.pid, signal.SIGKILL)
+    wait_until(lambda: waiting.gone)
+    second = factory()
+    assert second._process.pid != waiting.pid
+    for instance in (first, second):
+        asyncio.run(instance.close())
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_that_died_while_it_waited_costs_no_attempt(method):
     """Killed between two rollouts, or before its first one: it is replaced, and so is a dead fork server."""
+    before = children()
     generator, failures = ScriptedGenerator(lambda *_: turn("ok")), FailurePolicy(retries=0)
-    engine = RolloutEngine(generator, renderer(), environments=isolated(Room, start_method=method), failures=failures)
+    factory = isolated(Room, start_method=method)
+    engine = RolloutEngine(generator, renderer(), environments=factory, failures=failures)
+
+    def noticed() -> bool:
+        """Whether the dead have hung up, which is a moment after they became zombies."""
+        waiting = [*factory._ready, *(instance._process for instance in engine.environments._idle[None])]
+        return all(process.gone for process in waiting) and (method == "spawn" or factory._starter.gone)
+
     try:
         for _ in range(2):
             (trajectory,) = engine.run(tasks(1))
             engine.release([trajectory])
             assert trajectory.outcome is Outcome.FINISHED
-            killed = children()
-            for process in killed:
+            for process in children() - before:  # others have processes here too
                 process.kill()
-            deadline = time.monotonic() + 10
-            while any(process.is_running() and process.status() != "zombie" for process in killed):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(noticed)
     finally:
         engine.close()
 
@@ -450,12 +463,11 @@ def test_processes_end_with_a_killed_parent(method, tmp_path):
         """)
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
-        pids = [int(parent.stdout.readline())]
-        pids += [process.pid for process in psutil.Process(parent.pid).children(recursive=True)]
+        processes = [psutil.Process(int(parent.stdout.readline()))]
+        processes += psutil.Process(parent.pid).children(recursive=True)
         parent.kill()
         parent.wait()
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
-    assert not alive
+    wait_until(lambda: not any(map(alive, processes)))
 
 
 @pytest.mark.parametrize(
@@ -475,7 +487,7 @@ def test_bad_arguments_are_refused(options, text):
 
 def test_a_partial_of_a_class_is_made_over_there():
     async def go() -> float:
-        instance = await asyncio.to_thread(isolated(functools.partial(Room, start=4)))
+        instance = await asyncio.to_thread(isolated(functools.partial(Room, start=4), warm=0))
         try:
             await instance.reset()
             return await instance.get_reward()

@@ -39,6 +39,7 @@ from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import FIX_VOCAB_SIZE, fix_tokenizer
 from agentrl.types import Encoded, Outcome, Sample, StepReward, Task, Trajectory
 from tests.rollout.helpers import EOS, QUESTION, Counter, call, echo, renderer, run_and_close, tasks, turn
+from tests.waiting import LONG, wait_until
 
 
 def plain(value: Any) -> Any:
@@ -297,13 +298,6 @@ def limited(monkeypatch: pytest.MonkeyPatch, pages: list[int]) -> None:
     monkeypatch.setattr(writer, "LONGEST_DELAY", 0.05)
 
 
-def until(condition: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_full_disk_pauses_the_run_and_costs_nothing(tmp_path, monkeypatch, caplog):
     """It waits, says where and what to do, goes on when there is room; the wait counts against no rollout's time."""
     pages = [12]
@@ -316,16 +310,16 @@ def test_a_full_disk_pauses_the_run_and_costs_nothing(tmp_path, monkeypatch, cap
             ScriptedGenerator(script),
             renderer(),
             environments=LongPrompt,
-            limits=Limits(rollout_timeout=2.0),
+            limits=Limits(rollout_timeout=5.0),
             journal=journal,
         )
         running = threading.Thread(target=lambda: played.extend(run_and_close(engine, tasks(8))))
         running.start()
-        until(lambda: "waits for its journal" in caplog.text)
-        time.sleep(2.5)
+        wait_until(lambda: "waits for its journal" in caplog.text)
+        time.sleep(5.5)
         assert running.is_alive()
         pages[0] = 100_000
-        running.join(20)
+        running.join(LONG)
         journal.close()
     assert str(journal.path) in caplog.text
     assert "make room" in caplog.text
@@ -340,15 +334,15 @@ def test_a_lock_that_another_process_holds_is_waited_for(tmp_path, monkeypatch, 
     monkeypatch.setattr(writer, "LONGEST_DELAY", 0.05)
     journal = Journal(tmp_path)
     journal.begin_run({})
-    until(lambda: journal.path.exists() and schema.check_file(journal.path) is None)
+    wait_until(lambda: journal.path.exists() and schema.check_file(journal.path) is None)
     journal.close()
     other = sqlite3.connect(journal.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with caplog.at_level(logging.WARNING):
         journal.begin_run({"second": 1})
-        until(lambda: "another process holds a lock" in caplog.text)
+        wait_until(lambda: "another process holds a lock" in caplog.text)
         other.execute("ROLLBACK")
-        until(lambda: "can be written again" in caplog.text)
+        wait_until(lambda: "can be written again" in caplog.text)
     journal.close()
     other.close()
     with Records(tmp_path) as records:
@@ -361,6 +355,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_process_from_ending(tmp_path, 
     journal = Journal(tmp_path)
     journal.begin_run({"text": "x" * 100_000})
     journal.close()
+    wait_until(lambda: journal._writer._broken)  # the thread hears of it in its own time
     with pytest.raises(RolloutError, match=r"rollouts\.db cannot be written any more"):
         journal.begin_run({})
 

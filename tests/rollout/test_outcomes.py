@@ -13,6 +13,7 @@ import pytest
 from agentrl.errors import ConfigurationError, EnvironmentFailure, GenerationError, RolloutError
 from agentrl.rollout import engine as engine_module
 from agentrl.rollout import pool as pool_module
+from agentrl.rollout.calling import deadline
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import LONGEST_DELAY, FailurePolicy, FailureWindow, backoff, failure_of
 from agentrl.rollout.limits import Limits
@@ -21,11 +22,14 @@ from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Limit, Outcome, Task, Trajectory
 from tests.rollout.helpers import QUESTION, Counter, call, renderer, run_and_close, tasks, turn
+from tests.waiting import skip, wait_until
 
 AT_ONCE = FailurePolicy(delay=0)
 CALL_THEN_ANSWER = [turn(call("inc")), turn("ok")]
-LONG = 30.0
+HUNG = 600.0
 """Seconds that nothing here waits for: what hangs, hangs for so long."""
+MINUTE = 60.0
+"""A limit that only what hangs can meet, for its clock is moved on by `HUNG` then."""
 
 
 def engine_of(script, **options):
@@ -121,34 +125,40 @@ def test_wrong_failure_policies_are_refused(wrong):
 
 @pytest.mark.parametrize("where", ["making an instance of Hangs", "Hangs.reset", "Hangs.get_reward"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_an_environment_does_has_a_deadline(where, kind):
+def test_what_an_environment_does_has_a_deadline(where, kind, monkeypatch):
     """A hung reset or reward is a failure of the environment with the setting in its message, not a hung run."""
     released = threading.Event()
+
+    def patient_elsewhere(seconds, what, setting):
+        hangs = what == where and not (where.startswith("making") and not made)
+        return deadline(seconds if hangs else HUNG, what, setting)
+
+    monkeypatch.setattr(pool_module, "deadline", patient_elsewhere)
 
     class Hangs(Counter):
         def __init__(self):
             if where.startswith("making") and made:
-                released.wait(LONG)
+                released.wait(HUNG)
             made.append(self)
 
     async def reset(self, **kwargs):
         Counter.reset(self)
         if where.endswith("reset"):
-            await asyncio.sleep(LONG)
+            await asyncio.sleep(HUNG)
 
     async def get_reward(self):
         if where.endswith("get_reward"):
-            await asyncio.sleep(LONG)
+            await asyncio.sleep(HUNG)
         return 1.0
 
     def sync_reset(self, **kwargs):
         Counter.reset(self)
         if where.endswith("reset"):
-            released.wait(LONG)
+            released.wait(HUNG)
 
     def sync_get_reward(self):
         if where.endswith("get_reward"):
-            released.wait(LONG)
+            released.wait(HUNG)
         return 1.0
 
     made = []
@@ -173,18 +183,26 @@ def test_the_rollout_timeout_interrupts_a_tool_and_keeps_the_turn(kind):
 
             def dig(self) -> str:
                 """Dig."""
-                free.wait(LONG)
+                skip(loop[0], HUNG)
+                free.wait(HUNG)
                 return "dug"
         else:
 
             async def dig(self) -> str:
                 """Dig."""
-                await asyncio.sleep(LONG)
+                skip(loop[0], HUNG)
+                await asyncio.sleep(2 * HUNG)
                 return "dug"
 
-    factory = instances_of(Slow)
+    class Generator(ScriptedGenerator):
+        async def sample(self, session, ids, params):
+            loop[:] = [asyncio.get_running_loop()]
+            return await super().sample(session, ids, params)
+
+    loop, factory = [], instances_of(Slow)
     script = [turn(call("inc")), turn(call("dig"))]
-    engine = engine_of(script, environments=factory, limits=Limits(rollout_timeout=2.0))
+    limits = Limits(rollout_timeout=MINUTE)
+    engine = RolloutEngine(Generator(looped(script)), renderer(), environments=factory, limits=limits)
     [trajectory] = engine.run(tasks(1))
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TIMEOUT, Limit.ROLLOUT_TIME)
     assert_row_invariants(trajectory)
@@ -206,11 +224,12 @@ def test_the_rollout_timeout_interrupts_sampling_and_cuts_the_row_at_the_last_sa
     class Hanging(ScriptedGenerator):
         async def sample(self, session, ids, params):
             if self.calls_of(session):
-                await asyncio.sleep(LONG)
+                skip(asyncio.get_running_loop(), HUNG)
+                await asyncio.sleep(2 * HUNG)
             return await super().sample(session, ids, params)
 
     generator = Hanging(looped([turn(call("inc"))]))
-    engine = RolloutEngine(generator, renderer(), environments=Counter, limits=Limits(rollout_timeout=0.2))
+    engine = RolloutEngine(generator, renderer(), environments=Counter, limits=Limits(rollout_timeout=MINUTE))
     [trajectory] = engine.run(tasks(1))
     engine.close()
     assert trajectory.outcome is Outcome.TIMEOUT
@@ -364,13 +383,13 @@ def test_an_error_in_one_rollout_ends_the_others_in_the_midst_of_hung_tools(kind
         def wait(self) -> str:
             """Wait."""
             hanging.set()
-            free.wait(LONG)
+            free.wait(HUNG)
             return ""
 
         async def wait_async(self) -> str:
             """Wait."""
             hanging.set()
-            await asyncio.sleep(LONG)
+            await asyncio.sleep(HUNG)
             return ""
 
         async def wait_stubborn(self) -> str:
@@ -392,14 +411,14 @@ def test_an_error_in_one_rollout_ends_the_others_in_the_midst_of_hung_tools(kind
     start = time.monotonic()
     with pytest.raises(GenerationError, match="out of memory"):
         engine.run(tasks(2))
-    assert time.monotonic() - start < LONG / 2
+    assert time.monotonic() - start < HUNG / 2
     free.set()
     engine.close()
     assert [instance.closed for instance in factory.made] == [1, 1]
 
 
 def test_g08_ctrl_c_ends_the_run_closes_every_environment_and_leaves_no_thread():
-    before, asked = threading.active_count(), []
+    before, asked = set(threading.enumerate()), []
     free = threading.Event()
 
     class Hangs(Closing):
@@ -407,7 +426,7 @@ def test_g08_ctrl_c_ends_the_run_closes_every_environment_and_leaves_no_thread()
             """Wait."""
             if not asked:
                 asked.append(signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-            free.wait(LONG)
+            free.wait(HUNG)
             return ""
 
     factory = instances_of(Hangs)
@@ -417,12 +436,9 @@ def test_g08_ctrl_c_ends_the_run_closes_every_environment_and_leaves_no_thread()
         engine.run(tasks(3))
     free.set()
     engine.close()
-    assert time.monotonic() - start < LONG / 2
+    assert time.monotonic() - start < HUNG / 2
     assert all(instance.closed == 1 for instance in factory.made)
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_keyboard_interrupt_raised_by_a_tool_reaches_the_caller_and_the_engine_lives_on():
@@ -445,24 +461,37 @@ def test_a_close_that_hangs_is_left_behind(monkeypatch):
 
     class Hangs(Counter):
         def close(self):
-            free.wait(LONG)
+            free.wait(HUNG)
 
     engine = engine_of(CALL_THEN_ANSWER, environments=Hangs)
     engine.run(tasks(2))
     start = time.monotonic()
     engine.close()
-    assert time.monotonic() - start < LONG / 2
+    assert time.monotonic() - start < HUNG / 2
     free.set()
 
 
 BLOCKS_THE_LOOP = """
-import os, signal, threading, time
+import logging, os, signal, threading, time
 import agentrl.rollout.loop as module
 module.CLOSE_SECONDS = module.BLOCKED_SECONDS = 0.2
 
+warned = threading.Event()
+
+class Impatient(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        warned.set()
+
+logging.basicConfig(handlers=[Impatient()])
+
+def interrupt():
+    warned.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+
 async def forgetful():
-    threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
-    time.sleep(60)
+    threading.Thread(target=interrupt, daemon=True).start()
+    time.sleep(600)
 
 loop = module.LoopThread()
 try:
@@ -475,7 +504,7 @@ print("closed")
 
 
 def test_async_code_that_blocks_the_loop_is_named_and_keeps_neither_ctrl_c_nor_the_process():
-    done = subprocess.run([sys.executable, "-c", BLOCKS_THE_LOOP], capture_output=True, text=True, timeout=LONG)
+    done = subprocess.run([sys.executable, "-c", BLOCKS_THE_LOOP], capture_output=True, text=True, timeout=HUNG)
     assert done.stdout.split() == ["interrupted", "closed"], done.stderr
     assert "the event loop has been blocked" in done.stderr
     assert "the event loop is blocked and left behind" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +17,11 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Outcome
 from tests.rollout.helpers import call, renderer, tasks, turn
+from tests.waiting import LONG, wait_until
 
 
-def gated(begun: list[list[int]] | None = None, **options: Any) -> tuple[RolloutEngine, threading.Event, list[float]]:
-    """An engine whose episodes call a tool that waits for an event; when it was called, and which prompts began."""
+def gated(begun: list[list[int]] | None = None, **options: Any) -> tuple[RolloutEngine, threading.Event, list[int]]:
+    """An engine whose episodes call a tool that waits for an event; its calls, and which prompts began."""
     opened, called, asked = threading.Event(), [], set()
 
     def calls_once(session: str, ids: list[int], __: SamplingParams) -> list[int]:
@@ -32,24 +33,17 @@ def gated(begun: list[list[int]] | None = None, **options: Any) -> tuple[Rollout
 
     def gate() -> str:
         """Wait."""
-        called.append(time.monotonic())
-        assert opened.wait(20)
+        called.append(1)
+        assert opened.wait(LONG)
         return "open"
 
     return RolloutEngine(ScriptedGenerator(calls_once), renderer(), tools=[gate], **options), opened, called
 
 
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_several_plays_go_on_beside_each_other_and_beside_the_caller():
     engine, opened, called = gated()
     first, second = engine.start(tasks(2)), engine.start(tasks(1))
-    wait_for(lambda: len(called) == 3)
+    wait_until(lambda: len(called) == 3)
     assert not first.finished
     opened.set()
     assert [t.outcome for t in engine.wait(first, [second])] == [Outcome.FINISHED] * 2
@@ -62,7 +56,7 @@ def test_an_error_of_another_play_is_raised_while_one_is_waited_for():
     """At once: the play that is waited for would never end."""
     engine, opened, called = gated()
     waiting = engine.start(tasks(1))
-    wait_for(lambda: called)
+    wait_until(lambda: called)
 
     async def broken(*_: Any) -> Any:
         raise GenerationError("the server is gone")
@@ -81,9 +75,9 @@ def test_no_more_run_at_once_than_have_a_place_and_who_is_waited_for_comes_first
     begun: list[list[int]] = []
     engine, opened, called = gated(begun, max_concurrency=2)
     ahead = engine.start(tasks(5))
-    wait_for(lambda: len(called) == 2)
+    wait_until(lambda: len(called) == 2)
     urgent = engine.start(tasks(1, prompt=[{"role": "user", "content": "This first."}]), urgent=True)
-    time.sleep(0.05)
+    wait_until(lambda: engine._admission._urgent and len(engine._admission._others) == 3)
     assert len(called) == 2
     opened.set()
     assert len(engine.wait(ahead)) == 5
@@ -113,17 +107,18 @@ def test_a_place_is_not_lost_with_whoever_is_cancelled():
         await asyncio.sleep(0)
         given.cancel()
         await asyncio.gather(late, given, return_exceptions=True)
-        async with asyncio.timeout(5), admission.place(urgent=False):
+        async with asyncio.timeout(LONG), admission.place(urgent=False):
             return 1
 
     assert asyncio.run(play()) == 1
 
 
-def test_overlapping_activities_count_once():
+def test_overlapping_activities_count_once(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("agentrl.rollout.busy.time", SimpleNamespace(monotonic=lambda: clock[0]))
     busy = Busy()
     with busy, busy:
-        time.sleep(0.02)
+        clock[0] += 2
         during = busy.seconds
-    after = busy.seconds
-    time.sleep(0.02)
-    assert 0.02 <= during <= after == busy.seconds < 0.04
+    clock[0] += 3
+    assert during == busy.seconds == 2

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from agentrl.rollout.results import MAX_CHARACTERS, render, tool_message, trunca
 from agentrl.rollout.threads import Threads
 from agentrl.rollout.tools import Tool, ToolRunner, make_tools
 from agentrl.types import ToolCall, ToolResult
+from tests.waiting import LONG, eventually, wait_until
 
 
 @pytest.fixture
@@ -287,7 +289,7 @@ def test_keyboard_interrupt_passes_through(threads: Threads) -> None:
 
 def test_cancelling_the_rollout_passes_through(threads: Threads) -> None:
     async def wait() -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async def main() -> None:
         runner = ToolRunner(threads)
@@ -377,7 +379,7 @@ def test_all_calls_of_all_rollouts_run_at_once(threads: Threads) -> None:
     at_once = threading.Barrier(64 * 3)  # opens only when every call is in its thread
 
     def meet() -> str:
-        at_once.wait(timeout=10)
+        at_once.wait(LONG)
         return "met"
 
     async def main() -> list[list[ToolResult]]:
@@ -391,7 +393,7 @@ def test_results_come_in_call_order_whichever_is_ready_first(threads: Threads) -
     order: list[str] = []
 
     async def slow() -> str:
-        await asyncio.sleep(0.02)
+        await eventually(lambda: order)
         order.append("slow")
         return "slow"
 
@@ -427,12 +429,20 @@ def test_sync_methods_of_one_instance_take_turns_in_call_order(threads: Threads)
     assert [result.content for result in results] == ["1", "3", "6", "7"]
 
 
-def test_seconds_measure_the_tool_not_the_wait_for_its_turn(threads: Threads) -> None:
-    def rest() -> None:
-        time.sleep(0.05)
+def test_seconds_measure_the_tool_not_the_wait_for_its_turn(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync methods of one instance take turns."""
+    clock = [0.0]
+    monkeypatch.setattr("agentrl.rollout.tools.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
-    result = answer(threads, tool(rest))
-    assert 0.05 <= result.seconds < 1
+    class Bed:
+        def rest(self) -> None:
+            """Rest."""
+            clock[0] += 5.0
+
+    bed = Bed()
+    tools = {"rest": Tool.from_function(bed.rest).bind(bed)}
+    results = asyncio.run(ToolRunner(threads).run([call("rest")] * 2, tools))
+    assert [result.seconds for result in results] == [5.0, 5.0]
 
 
 def test_tool_message() -> None:
@@ -517,6 +527,15 @@ def test_images_stay_blocks_and_text_blocks_become_text() -> None:
     assert render([{"type": "image", "id": 7}]) == '[{"type": "image", "id": 7}]'  # data, not a block
 
 
+def test_a_block_alone_is_content_too():
+    """Not JSON that describes a picture; a dict that is no block stays JSON."""
+    image = Image.new("RGB", (2, 2))
+    assert render({"type": "image", "image": image}) == [{"type": "image", "image": image}]
+    assert render({"type": "text", "text": "a"}) == "a"
+    assert render({"type": "image", "id": 7}) == '{"type": "image", "id": 7}'
+    assert render({"type": "text", "text": 7}) == '{"type": "text", "text": 7}'
+
+
 def test_e05_truncation_cuts_the_side_it_says() -> None:
     text = "x" * 100 + "Final: 7"
     assert truncate(text, 32, "left") == "[76 characters left out]" + text[-32:]
@@ -531,20 +550,21 @@ def test_e05_truncation_cuts_the_side_it_says() -> None:
 
 
 def test_f08_threads_appear_with_the_first_sync_call_and_go_at_closing() -> None:
-    before = threading.active_count()
     for _ in range(5):
+        before = set(threading.enumerate())
         threads = Threads()
+        assert set(threading.enumerate()) <= before
         assert asyncio.run(threads.run(add, 1)) == 3
-        assert threading.active_count() == before + 1
+        [started] = set(threading.enumerate()) - before
         threads.close()
         threads.close()
-        assert threading.active_count() == before
+        wait_until(lambda thread=started: not thread.is_alive())
 
 
 def test_f08_async_tools_start_no_thread(threads: Threads) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     assert answer(threads, add_later, a=1).content == "3"
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_f06_tools_run_from_any_thread_and_loop(threads: Threads) -> None:
@@ -563,12 +583,12 @@ def test_f06_tools_run_from_any_thread_and_loop(threads: Threads) -> None:
 
 def test_threads_are_reused(threads: Threads) -> None:
     async def main() -> int:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         for _ in range(50):
             await threads.run(add, 1)
-        return threading.active_count() - before
+        return len(set(threading.enumerate()) - before)
 
-    assert asyncio.run(main()) < 10  # a thread answers a moment before it counts as idle
+    assert asyncio.run(main()) == 1
 
 
 def test_more_calls_than_threads_wait_for_one() -> None:
@@ -626,17 +646,22 @@ def test_a_hung_tool_keeps_neither_closing_nor_the_process(tmp_path: Any) -> Non
         "import agentrl.rollout.threads as module\n"
         "module.CLOSE_SECONDS = 0.1\n"
         "threads = module.Threads()\n"
+        "begun = threading.Event()\n"
+        "def hang():\n"
+        "    begun.set()\n"
+        "    threading.Event().wait()\n"
         "async def main():\n"
-        "    try:\n"
-        "        await asyncio.wait_for(threads.run(threading.Event().wait), 0.1)\n"
-        "    except TimeoutError:\n"
-        "        print('timed out')\n"
+        "    hanging = asyncio.create_task(threads.run(hang))\n"
+        "    await asyncio.to_thread(begun.wait)\n"
+        "    hanging.cancel()\n"
+        "    await asyncio.wait([hanging])\n"
+        "    print('given up')\n"
         "asyncio.run(main())\n"
         "threads.close()\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=20)
-    assert done.stdout == "timed out\n"
-    assert "gave up waiting for Event.wait, which was at" in done.stderr
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
+    assert done.stdout == "given up\n"
+    assert "gave up waiting for hang, which was at" in done.stderr
 
 
 def test_calls_after_closing_start_new_threads() -> None:

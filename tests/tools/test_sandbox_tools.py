@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from agentrl.envs.sandbox import Sandbox, SandboxFailure
 from agentrl.rollout.tools import Tool
 from agentrl.tools import FileTool, PythonTool, ShellTool
 from tests.tools.conftest import Play, player
+from tests.waiting import LONG
 
 
 def test_the_interpreter_keeps_its_state_and_shows_the_last_expression(play: Play) -> None:
@@ -49,16 +49,16 @@ def test_an_error_is_its_traceback_and_the_state_stays(play: Play) -> None:
 
 def test_a_late_cell_costs_the_interpreter_and_says_so(play: Play) -> None:
     async def use(sandbox: Sandbox) -> tuple[str, str, str]:
-        python = PythonTool(sandbox, timeout=1.0)
+        python = PythonTool(sandbox, timeout=5.0)
         await python("x = 1")
         late = await python("import subprocess; print('begun', flush=True); subprocess.run(['sleep', '2345'])")
         after = await python("'x' in globals()")
-        seen = await sandbox.exec("grep -ls '[2]345' /proc/[0-9]*/cmdline", timeout=10)
+        seen = await sandbox.exec("grep -ls '[2]345' /proc/[0-9]*/cmdline", timeout=LONG)
         await python.close()
         return late, after, seen.stdout
 
     late, after, seen = play(use)
-    assert late == "begun\n[did not end within 1 s and was stopped; the interpreter was restarted, its state is lost]"
+    assert late == "begun\n[did not end within 5 s and was stopped; the interpreter was restarted, its state is lost]"
     assert (after, seen) == ("False", "")
 
 
@@ -111,7 +111,7 @@ def test_the_shell_keeps_folder_variables_and_functions(play: Play) -> None:
 
 def test_the_shell_survives_errors_and_tells_its_end(play: Play) -> None:
     async def use(sandbox: Sandbox) -> list[str]:
-        bash = ShellTool(sandbox, timeout=1.0)
+        bash = ShellTool(sandbox, timeout=5.0)
         answers = [await bash(line) for line in ("X=1; if", "echo $X", "exit 4", "echo back", "sleep 99", "echo again")]
         await bash.close()
         return answers
@@ -120,23 +120,20 @@ def test_the_shell_survives_errors_and_tells_its_end(play: Play) -> None:
     assert "syntax error" in syntax
     assert alive in ("1", "[no output]")
     assert ended == "[the shell ended with exit code 4; it is restarted, its state is lost]"
-    assert "did not end within 1 s" in late
+    assert "did not end within 5 s" in late
     assert (back, again) == ("back", "again")
 
 
 def test_background_processes_neither_hold_the_shell_nor_end(play: Play) -> None:
-    async def use(sandbox: Sandbox) -> tuple[str, float, str]:
+    async def use(sandbox: Sandbox) -> tuple[str, str]:
         bash = ShellTool(sandbox)
-        start = time.monotonic()
-        first = await bash("sleep 30 & echo started")
-        seconds = time.monotonic() - start
+        first = await bash("sleep 1000 & echo started")
         jobs = await bash("jobs -r | wc -l")
         await bash.close()
-        return first, seconds, jobs
+        return first, jobs
 
-    first, seconds, jobs = play(use)
+    first, jobs = play(use)
     assert first == "started"
-    assert seconds < 10
     assert jobs == "1"
 
 
@@ -144,7 +141,7 @@ def test_a_cancelled_call_leaves_no_answer_for_the_next(play: Play) -> None:
     async def use(sandbox: Sandbox) -> str:
         bash = ShellTool(sandbox)
         await bash("true")
-        call = asyncio.create_task(bash("sleep 0.6; echo stale"))
+        call = asyncio.create_task(bash("sleep 600; echo stale"))
         await asyncio.sleep(0.3)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -159,7 +156,7 @@ def test_a_cancelled_call_leaves_no_answer_for_the_next(play: Play) -> None:
 @pytest.mark.slow
 def test_they_do_the_same_in_docker() -> None:
     async def use(sandbox: Sandbox) -> list[str]:
-        python, bash, files = PythonTool(sandbox), ShellTool(sandbox, timeout=1.0), FileTool(sandbox)
+        python, bash, files = PythonTool(sandbox), ShellTool(sandbox, timeout=5.0), FileTool(sandbox)
         answers = [
             await python("x = 6"),
             await python("x * 7"),
@@ -196,13 +193,13 @@ def test_files_are_viewed_and_edited(play: Play) -> None:
     async def use(sandbox: Sandbox) -> list[str]:
         files = FileTool(sandbox)
         await sandbox.put(b"#!/bin/sh\necho one\necho two\n", "run.sh")
-        await sandbox.exec("chmod 700 run.sh", timeout=10)
+        await sandbox.exec("chmod 700 run.sh", timeout=LONG)
         answers = [
             await files.view("run.sh"),
             await files.edit("run.sh", "echo one", "echo 1"),
             await files.view("run.sh", 2, 1),
             await files.edit("new/deep.txt", "", "text"),
-            (await sandbox.exec("./run.sh; cat new/deep.txt; stat -c %a run.sh", timeout=10)).stdout,
+            (await sandbox.exec("./run.sh; cat new/deep.txt; stat -c %a run.sh", timeout=LONG)).stdout,
         ]
         for path, old, words in [
             ("run.sh", "echo", "occurs 2 times"),

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import threading
-import time
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -46,6 +45,7 @@ from tests.training.runs import (
     untimed,
     weights,
 )
+from tests.waiting import LONG, eventually, wait_until
 
 CALL = TOKENIZER.encode('<tool_call>{"name": "press", "arguments": {}}</tool_call><|im_end|>')
 DONE = TOKENIZER.encode("<|im_end|>")
@@ -225,7 +225,7 @@ def test_staleness_is_bounded_by_what_is_started_and_nothing_is_thrown_away(pace
     assert max(reached) == most
     assert reached[0] == 0
     assert min(logged(ahead, "loss")) != max(logged(ahead, "loss"))
-    assert "async" not in " ".join(thread.name for thread in threading.enumerate())
+    wait_until(lambda: "async" not in " ".join(thread.name for thread in threading.enumerate()))
 
 
 def test_the_tokens_of_a_rollout_that_went_on_across_updates_have_their_versions(tmp_path):
@@ -353,7 +353,7 @@ def test_rollouts_go_on_while_the_optimizer_works(tmp_path):
         async def press(self) -> str:
             """Press the button."""
             if self.row >= 2:
-                assert await asyncio.to_thread(door.opened.wait, 20), "nothing was played meanwhile"
+                assert await asyncio.to_thread(door.opened.wait, LONG), "nothing was played meanwhile"
             return "pressed"
 
     trainer = make_trainer(
@@ -377,7 +377,8 @@ def test_no_more_rollouts_run_at_once_than_max_inflight_tasks(tmp_path):
             nonlocal inside, most
             inside += 1
             most = max(most, inside)
-            await asyncio.sleep(0.05)  # longer than a commit of the journal
+            await eventually(lambda: most >= 3)
+            await asyncio.sleep(0.01)  # time for one too many
             inside -= 1
             return "pressed"
 
@@ -528,16 +529,14 @@ def test_whatever_ends_training_ends_what_is_being_played(how, tmp_path):
         generator=calling(), dataset=chat_rows(10, row=list(range(10))), reward=None, model=chat_model(),
         keywords={"environment_factory": Endless, "processing_class": TOKENIZER, "callbacks": [stop]},
     )  # fmt: skip
-    began = time.monotonic()
     for _ in range(2):
         if how == "request":
             trainer.train()
         else:
             with pytest.raises((ValueError, KeyboardInterrupt)):
                 trainer.train()
-        assert threads() == before
+        wait_until(lambda: threads() <= before)
         assert not Endless.open
-    assert time.monotonic() - began < 30
 
 
 def test_an_error_in_a_window_ahead_stops_the_run_with_its_message(tmp_path):

@@ -19,6 +19,7 @@ from agentrl.types import Task
 from tests.training.helpers import TOKENIZER, chat_rows
 from tests.training.runs import length_and_ids, local, logged, make_trainer, rows, step_logs, weights, whole_and_resumed
 from tests.training.test_async import Buttons, Stop, calling, chat_model, spanning_trajectory
+from tests.waiting import wait_until
 
 SHAPE = Shape(prompts=2, generations=2, steps=1)
 
@@ -99,10 +100,7 @@ def test_l03_what_has_ended_is_saved_and_not_played_again(tmp_path):
     class Saving(Stop):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 1 and not Slow.door.is_set():
-                for _ in range(2000):  # until rows 2 and 4 have ended
-                    if Slow.played.count(2) == 2 and Slow.played.count(4) == 2:
-                        break
-                    threading.Event().wait(0.01)
+                wait_until(lambda: Slow.played.count(2) == Slow.played.count(4) == 2)  # they have ended
                 control.should_save = control.should_training_stop = True
 
     def trainer() -> Any:

@@ -32,6 +32,7 @@ from agentrl.training.reward_functions import RewardFunction, distinct_names
 from agentrl.training.reward_models import RewardModel
 from agentrl.training.rewards import RewardSet
 from agentrl.types import Outcome, Task, Trajectory
+from tests.waiting import LONG
 
 USER = [{"role": "user", "content": "a"}]
 
@@ -180,7 +181,7 @@ def test_f01_async_functions_of_any_kind_are_awaited_together() -> None:
 
     async def first(completions: list[str]) -> list[float]:
         meeting.append(asyncio.Event())
-        await asyncio.wait_for(meeting[0].wait(), 5)
+        await asyncio.wait_for(meeting[0].wait(), LONG)
         return [1.0] * len(completions)
 
     class Second:

@@ -101,7 +101,7 @@ def gather(logps_NV: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
     return logps_NV.gather(1, ids_N[:, None])[:, 0]
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -116,8 +116,8 @@ def test_equals_the_models_own_logits(family, layout):
     batch = collate(ROWS, pad_token_id=2, layout=layout)
     scores = score(model, batch, SamplingParams(max_tokens=8, temperature=0.7), chunk_logits=4 * 64)
     assert scoring._tail_known[model]
-    close(scores.logps_N, gather(logps, ids))
-    close(scores.entropy_N, -(logps.exp() * logps).sum(-1))
+    assert_close(scores.logps_N, gather(logps, ids))
+    assert_close(scores.entropy_N, -(logps.exp() * logps).sum(-1))
 
 
 def test_unknown_head_falls_back_to_full_logits(caplog):
@@ -125,7 +125,7 @@ def test_unknown_head_falls_back_to_full_logits(caplog):
     logits, ids = own_logits(model)
     batch = collate(ROWS, pad_token_id=2)
     for _ in range(2):
-        close(score(model, batch, PLAIN, chunk_logits=4 * 64).logps_N, gather(logits.log_softmax(-1), ids))
+        assert_close(score(model, batch, PLAIN, chunk_logits=4 * 64).logps_N, gather(logits.log_softmax(-1), ids))
     assert [record.message.split(" ")[0] for record in caplog.records] == ["HyperCLOVAXForCausalLM"]
 
 
@@ -158,7 +158,7 @@ def test_gradient_checkpointing_changes_nothing():
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
         model.gradient_checkpointing_enable()
     for plain, recomputed in zip(*gradients, strict=True):
-        close(recomputed, plain)
+        assert_close(recomputed, plain)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
@@ -167,7 +167,7 @@ def test_n03_e02_padding_is_not_attended_to(family):
     row = trajectory([5, 6, 2], [2, 8, 9], [1, 1, 1])
     alone = score(model, collate([row], pad_token_id=2), PLAIN).logps_N
     beside = collate([row, trajectory([4] * 9, [3], [0])], pad_token_id=2, pad_to_multiple_of=16)
-    close(score(model, beside, PLAIN).logps_N, alone)
+    assert_close(score(model, beside, PLAIN).logps_N, alone)
 
 
 @pytest.mark.parametrize("layout", [Layout.PACKED, Layout.SHARED])
@@ -205,8 +205,8 @@ def test_scores_the_distribution_that_was_sampled_from(settings, layout):
         for row_logits, seen, target in zip(logits, before, ids.tolist(), strict=True)
     ]
     scores = score(model, collate(ROWS, pad_token_id=0, layout=layout), sampling, chunk_logits=4 * 64)
-    close(scores.logps_N, torch.tensor([logp for logp, _ in expected]))
-    close(scores.entropy_N, torch.tensor([h for _, h in expected]))
+    assert_close(scores.logps_N, torch.tensor([logp for logp, _ in expected]))
+    assert_close(scores.entropy_N, torch.tensor([h for _, h in expected]))
     assert scores.logps_N.requires_grad
     scores.logps_N.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -368,7 +368,7 @@ def test_adapters(settings, tied):
     logits, ids = own_logits(model)
     scores = score(model, collate(ROWS, pad_token_id=0), PLAIN, chunk_logits=4 * 64)
     assert scoring._tail_known[model]
-    close(scores.logps_N, gather(logits.log_softmax(-1), ids))
+    assert_close(scores.logps_N, gather(logits.log_softmax(-1), ids))
     scores.logps_N.sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
@@ -400,7 +400,7 @@ def test_ddp_reduces_every_parameter(trained, tmp_path):
         torch.distributed.destroy_process_group()
     score(plain, batch, PLAIN).logps_N.sum().backward()
     for ours, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        close(ours.grad, expected.grad)
+        assert_close(ours.grad, expected.grad)
         assert trained or not ours.grad.any()
 
 

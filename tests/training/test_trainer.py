@@ -9,6 +9,7 @@ from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.training.windows import BatchRewards
 from agentrl.types import FinishReason, Sample
 from tests.training.helpers import TOKENIZER, TRAINERS, Game, chat_rows, constant, logged, make, model, text_rows
+from tests.waiting import wait_until
 
 CALL = TOKENIZER.encode('<tool_call>{"name": "press", "arguments": {}}</tool_call><|im_end|>')
 DONE = TOKENIZER.encode("ok<|im_end|>")
@@ -597,10 +598,10 @@ def test_threads_return_when_trainers_are_closed_F08(tmp_path):
     import threading
 
     make(GRPOTrainer, tmp_path, environment_factory=Game).train()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(3):
         make(GRPOTrainer, tmp_path, environment_factory=Game).train()
-    assert threading.active_count() == before
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 @pytest.mark.parametrize("cls", TRAINERS)

@@ -66,8 +66,8 @@ def test_a_real_server_killed_in_the_middle_of_rollouts_costs_nothing_but_time(s
     def after(number: int) -> None:
         """Kill the server when so many turns are finished and others are being sampled."""
 
-        async def counting(self: Replica, client: Any, method: str, path: str, body: Any, seconds: float) -> Any:
-            reply = await ask(self, client, method, path, body, seconds)
+        async def counting(self: Replica, client: Any, method: str, path: str, *rest: Any) -> Any:
+            reply = await ask(self, client, method, path, *rest)
             if path == "/inference/v1/generate":
                 turns.append(len(turns))
                 if len(turns) == number:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import pickle
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -206,13 +207,12 @@ class InstanceProcess:
 
 
 def _hung_up(connection: socket.socket) -> bool:
-    """Whether the process at the other side is gone, as far as can be told without waiting."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False  # it is there, and says nothing
-    except OSError:
+    """Whether the process at the other side is gone, also if it said something before that nobody has read yet."""
+    if connection.fileno() < 0:
         return True
+    poll = select.poll()
+    poll.register(connection, 0)  # nothing but a hang-up or an error, which are always told
+    return bool(poll.poll(0))
 
 
 def _frame(message: Any) -> bytes:

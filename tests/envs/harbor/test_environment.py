@@ -63,16 +63,54 @@ def test_traps_left_for_the_verifier(tmp_path: Path) -> None:
 
 
 def test_a_separate_verifier_gets_the_declared_artifacts_and_nothing_else(tmp_path: Path) -> None:
+    """And what the agent left in /logs/artifacts, which Harbor takes in any case."""
     toml = (
         'artifacts = ["/app/out", "/app/missing", "/app/made"]\n[verifier]\nenvironment_mode = "separate"\n'
         '[[verifier.collect]]\ncommand = "echo collected > /app/made"'
     )
     test = (
         "test -f /app/out/a -a ! -e /app/secret -a ! -e /app/missing && grep -q collected /app/made"
-        f" && test ! -e /app/out/passwd && {says('1')}"
+        f" && test ! -e /app/out/passwd -a -f /logs/artifacts/b && {says('1')}"
     )
     task = write_task(tmp_path / "t", toml, test)
-    verdict = play(local(task), ["mkdir out; touch out/a secret; ln -s /etc/passwd out/passwd; ln -s / missing"])
+    left = "mkdir out; touch out/a secret /logs/artifacts/b; ln -s /etc/passwd out/passwd; ln -s / missing"
+    verdict = play(local(task), [left])
+    assert verdict.reward == 1.0, verdict
+
+
+def test_files_of_the_environment_are_there_where_no_dockerfile_takes_them(tmp_path: Path) -> None:
+    """And in a separate verifier that is a copy of the agent's sandbox."""
+    test = f"test -f data/numbers.csv -a -x run.sh && {says('1')}"
+    files = {"environment/data/numbers.csv": "1,2", "environment/run.sh": "#!/bin/sh"}
+    toml = '[environment]\nworkdir = "/app"\n[verifier]\nenvironment_mode = "separate"'
+    task = write_task(tmp_path / "t", toml, test, dockerfile=None, files=files)
+    (task / "environment/run.sh").chmod(0o755)
+    verdict = play(local(task), ["cat data/numbers.csv; ./run.sh && echo ran"])
+    assert "1,2" in verdict.heard
+    assert "ran" in verdict.heard
+    assert verdict.reward == 1.0, verdict
+
+
+def test_artifacts_are_taken_without_what_their_patterns_exclude(tmp_path: Path) -> None:
+    toml = (
+        'artifacts = [{source = "/app/out", exclude = ["*.o", "cache"]}, {source = "/app/gone", exclude = ["x"]}]\n'
+        '[verifier]\nenvironment_mode = "separate"\n'
+    )
+    test = (
+        "cd /app/out && test -f a -a -f deep/b -a ! -e c.o -a ! -e deep/d.o -a ! -e deep/cache -a ! -e /app/gone"
+        f" && {says('1')}"
+    )
+    task = write_task(tmp_path / "t", toml, test)
+    verdict = play(local(task), ["mkdir -p out/deep/cache; cd out; touch a c.o deep/b deep/d.o deep/cache/e"])
+    assert verdict.reward == 1.0, verdict
+
+
+def test_an_artifact_that_is_too_large_is_missing(tmp_path: Path) -> None:
+    """Whether it is a file or a folder; the episode goes on to its verdict."""
+    toml = 'artifacts = ["/app/file", "/app/folder"]\n[verifier]\nenvironment_mode = "separate"\n'
+    task = write_task(tmp_path / "t", toml, f"test ! -e /app/file -a ! -e /app/folder && {says('1')}")
+    huge = "mkdir folder; truncate -s 300M file; truncate -s 300M folder/file"
+    verdict = play(local(task), [huge])
     assert verdict.reward == 1.0, verdict
 
 

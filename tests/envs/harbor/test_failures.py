@@ -103,7 +103,6 @@ def verifier(event: str, says: str, test: str, toml: str = "") -> Row:
 
 
 BAD_BUILD = {"dockerfile": "FROM agentrl-base:1\nRUN exit 3\n"}
-QUICK = "[verifier]\ntimeout_sec = 0.3"
 TWO = '{"a": 1, "b": 0}'
 TWICE = {"tries": 1 + RETRIES}
 ROWS = [
@@ -121,7 +120,10 @@ ROWS = [
         **TWICE,
     ),
     verifier(
-        "the verifier takes longer than its `timeout_sec`", "took too long", "sleep 9", "[verifier]\ntimeout_sec = 0.3"
+        "the verifier takes longer than its `timeout_sec`",
+        "took too long",
+        "sleep 600",
+        "[verifier]\ntimeout_sec = 0.3",
     ),
     verifier("the verifier writes no reward", "wrote no reward", "echo broken; exit 1"),
     verifier("the reward file is empty", "is empty", ": > /logs/verifier/reward.txt"),
@@ -142,7 +144,7 @@ ROWS = [
         "the agent's time is over: it is verified all the same",
         Outcome.ENV_DONE,
         "is over",
-        Play({"toml": "[agent]\ntimeout_sec = 1"}, (use("bash", command=f"{HELLO}; sleep 9"),), reward=1.0),
+        Play({"toml": "[agent]\ntimeout_sec = 5"}, (use("bash", command=f"{HELLO}; sleep 600"),), reward=1.0),
     ),
     Row(
         "a command runs out of memory",
@@ -222,8 +224,8 @@ def test_two_hundred_rollouts_of_which_a_tenth_dies_hangs_or_lies(tmp_path: Path
     """No wrong reward and no sandbox left, whatever sandboxes and verifiers do."""
     local_backend()
     rng = random.Random(0)
-    lies = [says("nan"), "exit 1", says("[1]", "reward.json"), ": > /logs/verifier/reward.txt", "sleep 30"]
-    whole = {"toml": "[verifier]\ntimeout_sec = 5\n[environment]\nmemory_mb = 128"}
+    lies = [says("nan"), "exit 1", says("[1]", "reward.json"), ": > /logs/verifier/reward.txt", "sleep 600"]
+    whole = {"toml": "[verifier]\ntimeout_sec = 60\n[environment]\nmemory_mb = 128"}
     write_task(tmp_path / "ok", **whole)
     for number, lie in enumerate(lies):
         write_task(tmp_path / f"lie{number}", toml="[verifier]\ntimeout_sec = 1", test=lie)

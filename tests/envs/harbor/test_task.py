@@ -13,7 +13,7 @@ from agentrl.envs.harbor import Fault, HarborFailure
 from agentrl.envs.harbor.datasets import find_tasks
 from agentrl.envs.harbor.dockerfile import Plain, read_plain
 from agentrl.envs.harbor.rewards import combine, passes, read_rewards, score
-from agentrl.envs.harbor.task import instruction_text, load_task
+from agentrl.envs.harbor.task import PUBLISHED, Artifact, instruction_text, load_task
 from agentrl.envs.harbor.unsupported import unsupported
 from agentrl.errors import ConfigurationError
 from tests.envs.harbor.writing import DOCKERFILE, GREP, write_task
@@ -117,15 +117,66 @@ def test_a_task_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         3,
         "1000",
         {"reward": 0.5},
-        ("/app/a", "/app/b", "/app/c"),
+        (PUBLISHED, Artifact("/app/a"), Artifact("/app/b"), Artifact("/app/c")),
     )
-    assert (two.timeout, two.artifacts) == (9.5, ("/app/a", "/app/b"))
+    assert (two.timeout, two.artifacts) == (9.5, (PUBLISHED, Artifact("/app/a"), Artifact("/app/b")))
     assert one.verifier.place is None
     assert two.verifier.place == place
     assert (two.verifier.timeout, two.verifier.user) == (7, "judge")
     assert one.verifier.env == {"TOKEN": "t", "MODE": "a b"}
     assert two.verifier.env == {"TOKEN": "t", "MODE": "c"}
     assert [collect.command for collect in one.verifier.collect] == ["make dump"]
+
+
+SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
+OWN = "[verifier.environment]\ncpus = 2\n"
+IMAGE = f'{OWN}docker_image = "judge"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "dockerfile", "image", "cpus", "brings"),
+    [
+        ("", False, None, None, False),
+        ("", True, None, None, False),
+        (SEPARATE, False, "agent", 1, False),
+        (SEPARATE, True, "tests", 1, True),
+        (OWN, False, "agent", 2, False),
+        (OWN, True, "tests", 2, True),
+        (IMAGE, True, "judge", 2, True),
+    ],
+)
+def test_where_a_verifier_judges_is_what_harbor_resolves(
+    toml: str, dockerfile: bool, image: str | None, cpus: float | None, brings: bool, tmp_path: Path
+) -> None:
+    """An image of its own brings its tests; a copy of the agent's is given them. A Dockerfile alone wants nothing."""
+    task = write_task(tmp_path / "t", f'{toml}[environment]\ndocker_image = "agent"', dockerfile=None)
+    if dockerfile:
+        (task / "tests/Dockerfile").write_text("FROM x\n")
+    verifier = load_task(task).steps[0].verifier
+    place = verifier.place
+    found = place and (place.image or (place.dockerfile and place.dockerfile.name))
+    assert (found, place and place.cpus, verifier.brings_tests) == (image, cpus, brings)
+
+
+def test_the_verifier_of_a_step_is_its_own_before_it_is_the_tasks(tmp_path: Path) -> None:
+    toml = (
+        f"{IMAGE}[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n[steps.verifier]\nenvironment_mode = 'shared'\n"
+        "[[steps]]\nname = 'three'\n[steps.verifier.environment]\nmemory_mb = 64"
+    )
+    task = write_task(tmp_path / "t", toml, steps=dict.fromkeys(("one", "two", "three"), GREP))
+    (task / "steps/three/tests/Dockerfile").write_text("FROM x\n")
+    one, two, three = (step.verifier.place for step in load_task(task).steps)
+    assert one is not None
+    assert (one.image, one.cpus, two) == ("judge", 2, None)
+    assert three is not None
+    assert (three.image, three.dockerfile, three.memory_mb) == (None, task / "steps/three/tests", 64)
+
+
+def test_tests_with_an_ignore_file_are_refused(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "t", files={"tests/data/.harborignore": "*.csv"})
+    assert any(
+        "tests/data/.harborignore" in problem for problem in unsupported(load_task(task), network=False, builds=True)
+    )
 
 
 def test_limits_and_times_are_read_from_either_schema_g12(tmp_path: Path) -> None:
@@ -156,7 +207,7 @@ def test_limits_and_times_are_read_from_either_schema_g12(tmp_path: Path) -> Non
         ('[[steps]]\nname = "x"\nmin_reward = "1"', "instruction.md|min_reward"),
         ("[environment.healthcheck]\nretries = 3", "environment.healthcheck.command is missing"),
         ("[agent]\nuser = 1.5", "agent.user"),
-        ('[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\ncpus = 1', "names no docker_image"),
+        ('artifacts = [{source = "/a", exclude = "*.o"}]', "of /a: exclude"),
     ],
 )
 def test_bad_fields_are_named(toml: str, field: str, tmp_path: Path) -> None:
@@ -193,7 +244,6 @@ def test_other_schemas_and_broken_tasks_are_refused(tmp_path: Path) -> None:
         ('[agent]\nnetwork_mode = "public"', "agent.network_mode"),
         ('[verifier]\nallowed_hosts = ["a.org"]', "verifier.allowed_hosts"),
         ('artifacts = [{source = "/a", service = "db"}]', "artifacts.service"),
-        ('artifacts = [{source = "/a", exclude = ["*.o"]}]', "artifacts.exclude"),
         ('[[verifier.collect]]\ncommand = "x"\nservice = "db"', "verifier.collect.service"),
         ('[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\ndocker_image = "i"\ngpus = 1', "nt.gpus"),
     ],

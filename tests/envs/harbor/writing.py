@@ -95,13 +95,13 @@ KNOWN = {
     "garbage": Known("", says("pass"), (HELLO,), None, *UNREADABLE),
     "vtimeout": Known(
         "[verifier]\ntimeout_sec = 2",
-        f"sleep 20; {says('1')}",
+        f"sleep 600; {says('1')}",
         (HELLO,),
         None,
         "VerifierTimeoutError",
         Fault.VERIFIER_TIMEOUT,
     ),
-    "atimeout": Known("[agent]\ntimeout_sec = 2", GREP, (f"{HELLO}; sleep 20",), ONE, "AgentTimeoutError"),
+    "atimeout": Known("[agent]\ntimeout_sec = 5", GREP, (f"{HELLO}; sleep 600",), ONE, "AgentTimeoutError"),
     "stale": Known(
         "",
         "exit 0",

@@ -17,6 +17,7 @@ import pytest
 from agentrl.envs.sandbox import DockerBackend, ExecResult, LocalBackend, Sandbox, SandboxSpec
 from agentrl.envs.sandbox.docker_engine import LABEL
 from agentrl.errors import ConfigurationError
+from tests.waiting import LONG
 
 IMAGE = "agentrl-base:1"
 
@@ -82,7 +83,7 @@ def sh(shared: Sandbox) -> Callable[..., ExecResult]:
     """Run a command in the shared sandbox."""
 
     def run(command: str | list[str], **options: Any) -> ExecResult:
-        return asyncio.run(shared.exec(command, **{"timeout": 20, **options}))
+        return asyncio.run(shared.exec(command, **{"timeout": LONG, **options}))
 
     return run
 
@@ -116,10 +117,9 @@ def containers(backend: DockerBackend, parent: int) -> set[str]:
 
 
 def wait_until_none_is_left(place: Place, parent: int, but: Set[str] = frozenset()) -> set[str]:
-    """What of a process is still there after 10 s, apart from some."""
-    for _ in range(200):
-        if not (remaining := left(place, parent) - but):
-            return set()
+    """What of a process is still there after a minute, apart from some."""
+    end = time.monotonic() + LONG
+    while (remaining := left(place, parent) - but) and time.monotonic() < end:
         time.sleep(0.05)
     return remaining
 

@@ -20,6 +20,7 @@ from agentrl.envs.sandbox import DockerBackend, LocalBackend, SandboxFailure, Sa
 from agentrl.envs.sandbox.docker_images import base_images, built_name
 from agentrl.errors import ConfigurationError
 from tests.envs.sandbox.conftest import IMAGE, docker_backend, local_backend, missing
+from tests.waiting import LONG
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,8 @@ def test_a_dockerfile_is_built_once_and_its_bases_are_not_pulled(docker: DockerB
 
     async def look() -> str:
         async with await docker.start(spec) as one, await docker.start(spec) as two:
-            assert (await two.exec("cat /built", timeout=20)).stdout == "built\n"
-            return (await one.exec("cat /given /built", timeout=20)).stdout
+            assert (await two.exec("cat /built", timeout=LONG)).stdout == "built\n"
+            return (await one.exec("cat /given /built", timeout=LONG)).stdout
 
     name = built_name(tmp_path)
     try:
@@ -98,11 +99,11 @@ def test_the_bases_of_a_dockerfile_are_found(tmp_path: Path) -> None:
 def test_a_snapshot_starts_with_the_files_as_they_were(docker: DockerBackend) -> None:
     async def run() -> tuple[str, SandboxSpec]:
         async with await docker.start(SandboxSpec(image=IMAGE)) as first:
-            await first.exec("echo 1 > /workspace/state", timeout=20)
+            await first.exec("echo 1 > /workspace/state", timeout=LONG)
             spec = await first.snapshot()
-            await first.exec("echo 2 > /workspace/state", timeout=20)
+            await first.exec("echo 2 > /workspace/state", timeout=LONG)
             async with await docker.start(spec) as second:
-                return (await second.exec("cat /workspace/state", timeout=20)).stdout, spec
+                return (await second.exec("cat /workspace/state", timeout=LONG)).stdout, spec
 
     state, spec = asyncio.run(run())
     assert state == "1\n"
@@ -113,8 +114,8 @@ def test_a_snapshot_starts_with_the_files_as_they_were(docker: DockerBackend) ->
 def test_root_keeps_the_capabilities_that_the_spec_names(docker: DockerBackend) -> None:
     async def run(*kept: str) -> int:
         async with await docker.start(SandboxSpec(image=IMAGE, capabilities=kept)) as sandbox:
-            await sandbox.exec("mkdir -m 777 /t; touch /t/f", timeout=20)
-            return (await sandbox.exec("chown 5 /t/f", timeout=20)).exit_code
+            await sandbox.exec("mkdir -m 777 /t; touch /t/f", timeout=LONG)
+            return (await sandbox.exec("chown 5 /t/f", timeout=LONG)).exit_code
 
     assert asyncio.run(run()) != 0
     assert asyncio.run(run("CHOWN")) == 0
@@ -135,8 +136,8 @@ def test_visible_folders_can_be_read_only(local: LocalBackend, tmp_path: Path) -
 
     async def run() -> tuple[str, int]:
         async with await LocalBackend(visible=[tmp_path]).start(SandboxSpec()) as sandbox:
-            shown = await sandbox.exec(f"cat {tmp_path}/data", timeout=20)
-            return shown.stdout, (await sandbox.exec(f"touch {tmp_path}/new", timeout=20)).exit_code
+            shown = await sandbox.exec(f"cat {tmp_path}/data", timeout=LONG)
+            return shown.stdout, (await sandbox.exec(f"touch {tmp_path}/new", timeout=LONG)).exit_code
 
     shown, code = asyncio.run(run())
     assert shown == "shown"
@@ -147,8 +148,8 @@ def test_visible_folders_can_be_read_only(local: LocalBackend, tmp_path: Path) -
 def test_root_keeps_named_capabilities_over_what_is_its_own(local: LocalBackend) -> None:
     async def run(*kept: str) -> tuple[int, int]:
         async with await local.start(SandboxSpec(capabilities=kept)) as sandbox:
-            own = await sandbox.exec("touch f; chown 5 f", timeout=20)
-            hosts = await sandbox.exec("chown 5 /etc/passwd", timeout=20)
+            own = await sandbox.exec("touch f; chown 5 f", timeout=LONG)
+            hosts = await sandbox.exec("chown 5 /etc/passwd", timeout=LONG)
             return own.exit_code, hosts.exit_code
 
     if not local.has_cgroups:
@@ -186,7 +187,7 @@ def test_a_root_filesystem_belongs_to_root_inside_and_stays_as_it_is(
         outputs = []
         for command in (change, "grep -c '^x$' /etc/passwd; ls /usr/share | head -1"):
             async with await local.start(spec) as sandbox:
-                outputs.append((await sandbox.exec(command, timeout=20)).stdout)
+                outputs.append((await sandbox.exec(command, timeout=LONG)).stdout)
         return outputs
 
     first, second = asyncio.run(run())
@@ -222,7 +223,7 @@ async def main():
     assert not backend.has_cgroups
     async with await backend.start(SandboxSpec(memory_mb=256, pids=30, disk_mb=20)) as sandbox:
         async def sh(command, **options):
-            return await sandbox.exec(command, **{{"timeout": 20, **options}})
+            return await sandbox.exec(command, **{{"timeout": 60, **options}})
         assert (await sh("id -u; echo é")).stdout == "0\\né\\n"
         await sandbox.put(b"x", "a/b")
         assert await sandbox.get("a/b") == b"x"
@@ -281,7 +282,7 @@ def test_without_root_it_works_and_contains_as_well(local: LocalBackend, copied:
             missing("playing an ordinary user needs setpriv and the system's python3")
         command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", system, "-c", code]
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=120, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=600, check=False)
     assert result.stdout == "all well\n", result.stderr[-3000:]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from agentrl.envs.sandbox import ExecResult, Sandbox, SandboxFailure, SandboxSpec
 from agentrl.errors import ConfigurationError, EnvironmentFailure
 from tests.envs.sandbox.conftest import Place
+from tests.waiting import LONG
 
 Sh = Callable[..., ExecResult]
 
@@ -50,40 +50,40 @@ def test_large_input_and_output_pass_at_once(sh: Sh) -> None:
 
 
 def test_a_late_command_is_killed_with_what_it_started(sh: Sh) -> None:
-    start = time.monotonic()
-    result = sh("echo begun; sleep 4321 & setsid sleep 4321 & sleep 4321", timeout=0.7)
+    result = sh("echo begun; sleep 4321 & setsid sleep 4321 & sleep 4321", timeout=5)
     assert result.timed_out
     assert not result.out_of_memory
     assert result.stdout == "begun\n"
-    assert time.monotonic() - start < 10
     assert sh("grep -ls '[4]321' /proc/[0-9]*/cmdline").stdout == ""
 
 
 def test_a_cancelled_exec_kills_its_command(shared: Sandbox, sh: Sh) -> None:
+    look = "grep -ls '[5]432' /proc/[0-9]*/cmdline"
+
     async def cancel() -> None:
-        running = asyncio.create_task(shared.exec("sleep 5432", timeout=60))
-        await asyncio.sleep(0.5)
+        running = asyncio.create_task(shared.exec("sleep 5432", timeout=600))
+        while not (await shared.exec(look, timeout=LONG)).stdout:
+            assert not running.done()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
     asyncio.run(cancel())
-    assert sh("grep -ls '[5]432' /proc/[0-9]*/cmdline").stdout == ""
+    assert sh(look).stdout == ""
 
 
 def test_commands_run_side_by_side(shared: Sandbox) -> None:
     async def both() -> list[ExecResult]:
         wait = "touch {0}; while [ ! -e {1} ]; do sleep 0.05; done"
-        calls = [shared.exec(wait.format(*pair), timeout=20) for pair in (("one", "two"), ("two", "one"))]
+        calls = [shared.exec(wait.format(*pair), timeout=LONG) for pair in (("one", "two"), ("two", "one"))]
         return await asyncio.gather(*calls)
 
     assert all(result.ok for result in asyncio.run(both()))
 
 
 def test_what_goes_on_in_the_background_does_not_hold_the_answer(sh: Sh) -> None:
-    start = time.monotonic()
-    assert sh("sleep 3 & echo told").stdout == "told\n"
-    assert time.monotonic() - start < 2.5
+    result = sh("sleep 1000 & echo told")
+    assert (result.stdout, result.timed_out) == ("told\n", False)
 
 
 def test_files_go_in_and_come_out(shared: Sandbox, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_files_go_in_and_come_out(shared: Sandbox, tmp_path: Path) -> None:
         await shared.put(b"\0binary", "a/new/folder/file.bin")
         assert await shared.get("/workspace/a/new/folder/file.bin") == b"\0binary"
         await shared.put(folder, "/srv/there")
-        assert (await shared.exec(["/srv/there/deep/script.sh"], timeout=20)).stdout == "ran\n"
+        assert (await shared.exec(["/srv/there/deep/script.sh"], timeout=LONG)).stdout == "ran\n"
         assert await shared.get_folder("/srv/there", tmp_path / "out") == []
 
     asyncio.run(round_trip())
@@ -129,7 +129,7 @@ def test_a_sandbox_of_another_user_owns_its_folder_and_files(place: Place) -> No
     async def run() -> str:
         async with await place.start(user="1234", workdir="/home/me/work") as sandbox:
             await sandbox.put(b"x", "given")
-            return (await sandbox.exec("id -u; echo y > made; rm given && echo gone", timeout=20)).stdout
+            return (await sandbox.exec("id -u; echo y > made; rm given && echo gone", timeout=LONG)).stdout
 
     assert asyncio.run(run()) == "1234\ngone\n"
 
@@ -137,10 +137,11 @@ def test_a_sandbox_of_another_user_owns_its_folder_and_files(place: Place) -> No
 def test_after_its_end_a_sandbox_is_a_failure_of_the_environment(place: Place) -> None:
     async def run() -> None:
         sandbox = await place.start()
-        await sandbox.exec("kill -9 -1", timeout=20)
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            await sandbox.exec("true", timeout=20)
+        await sandbox.exec("kill -9 -1", timeout=LONG)
+        async with asyncio.timeout(LONG):
+            while True:
+                await sandbox.exec("true", timeout=LONG)
+                await asyncio.sleep(0.05)
 
     with pytest.raises(SandboxFailure, match="is gone") as caught:
         asyncio.run(run())
@@ -152,7 +153,7 @@ def test_a_stopped_sandbox_says_so_and_stops_twice(place: Place) -> None:
         sandbox = await place.start()
         await sandbox.stop()
         await sandbox.stop()
-        await sandbox.exec("true", timeout=5)
+        await sandbox.exec("true", timeout=LONG)
 
     with pytest.raises(SandboxFailure, match="was stopped"):
         asyncio.run(run())
@@ -162,7 +163,7 @@ def test_processor_time_is_limited(place: Place) -> None:
     async def cost() -> str:
         async with await place.start(cpus=0.2) as sandbox:
             burn = "import os,time\nend = time.time() + 1\nwhile time.time() < end: pass\nprint(sum(os.times()[:2]))"
-            return (await sandbox.exec(["python3", "-c", burn], timeout=20)).stdout
+            return (await sandbox.exec(["python3", "-c", burn], timeout=LONG)).stdout
 
     assert float(asyncio.run(cost())) < 0.6
 
@@ -198,4 +199,4 @@ def test_a_backend_refuses_what_it_cannot_use(place: Place) -> None:
 def test_a_failing_read_of_the_source_is_told(shared: Sandbox, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         asyncio.run(shared.put(tmp_path / "none", "x"))
-    assert asyncio.run(shared.exec("true", timeout=20)).ok
+    assert asyncio.run(shared.exec("true", timeout=LONG)).ok

@@ -1,10 +1,12 @@
 """OpenEnv servers of openenv itself, with environments of ours; run by the interpreter of `make servers`.
 
 Each answers `GET /sessions` with how many sessions it holds and how many environments were made and closed.
+`POST /release` ends every step that hangs.
 """
 
 import os
 import random
+import threading
 import time
 from typing import Annotated, Any, Literal
 
@@ -172,7 +174,7 @@ class Shelf(Counted, MCPEnvironment):
 class Trouble(Action):
     """Do something that goes wrong."""
 
-    what: Literal["sleep", "raise", "exit", "big", "nan", "add"]
+    what: Literal["sleep", "wait", "raise", "exit", "big", "nan", "add"]
     amount: float = Field(default=1.0, ge=0)
 
     @field_validator("amount")
@@ -188,8 +190,12 @@ class Report(Observation):
     text: str = ""
 
 
+RELEASED = threading.Event()
+"""Ends what hangs: `POST /release` sets it."""
+
+
 class Troubled(Counted, Environment):
-    """Does what it is told: sleeps, raises, dies, answers at length; tells whether it was closed meanwhile."""
+    """Does what it is told: sleeps, hangs, raises, dies, answers at length; tells whether it was closed meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,6 +211,8 @@ class Troubled(Counted, Environment):
         match action.what:
             case "sleep":
                 time.sleep(action.amount)
+            case "wait":
+                RELEASED.wait()
             case "raise":
                 raise RuntimeError("the environment raised")
             case "exit":
@@ -247,6 +255,10 @@ def world(name: str):
         @app.get("/sessions")
         def sessions_now() -> dict[str, int]:
             return {"open": server.active_sessions, "made": environment.made, "closed": environment.ended}
+
+        @app.post("/release")
+        def release() -> None:
+            RELEASED.set()
 
         @app.post("/reap")
         async def reap() -> None:
