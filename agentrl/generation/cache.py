@@ -40,6 +40,12 @@ class Step:
     position: Tensor
     length: int
 
+    def new(self, states_BHQD: Tensor) -> Tensor:
+        """The states of the real tokens, [N, heads, head_dim]."""
+        if states_BHQD.shape[2] == 1:
+            return states_BHQD[:, :, 0]  # one of each row, and no copy
+        return states_BHQD[self.batch, :, self.column]
+
 
 class SlotLayer(CacheLayerMixin):
     """Keys and values of one attention layer, by slot."""
@@ -67,8 +73,8 @@ class SlotLayer(CacheLayerMixin):
         assert self.values is not None
         step = self.cache.step
         # Advanced indices around the heads' slice put the tokens first: both sides are [N, heads, head_dim].
-        self.keys[step.slot, :, step.position] = key_states[step.batch, :, step.column]
-        self.values[step.slot, :, step.position] = value_states[step.batch, :, step.column]
+        self.keys[step.slot, :, step.position] = step.new(key_states)
+        self.values[step.slot, :, step.position] = step.new(value_states)
         if isinstance(step.rows, slice):
             return self.keys[step.rows, :, : step.length], self.values[step.rows, :, : step.length]
         # The length is cut first, so that only what is read is gathered.
@@ -140,14 +146,15 @@ class SlotCache(Cache):
                 if tensor is not None:
                     tensor[target, :, :length] = tensor[source, :, :length]
 
-    def swap(self, one: int, other: int, length: int) -> None:
-        """Exchange the first `length` positions of two slots."""
-        for layer in self._slot_layers:
-            for tensor in (layer.keys, layer.values):
-                if tensor is not None:
-                    kept = tensor[one, :, :length].clone()
-                    tensor[one, :, :length] = tensor[other, :, :length]
-                    tensor[other, :, :length] = kept
+    def rearrange(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` positions of slots to others, all at once: a slot may be source and target."""
+        tensors = [tensor for layer in self._slot_layers for tensor in (layer.keys, layer.values) if tensor is not None]
+        if not tensors:
+            return
+        source_M, target_M = torch.tensor([sources, targets], device=tensors[0].device)
+        for tensor in tensors:
+            # The right side is a copy before anything is written.
+            tensor[:, :, :length][target_M] = tensor[:, :, :length][source_M]
 
 
 def plan_step(
@@ -165,12 +172,10 @@ def plan_step(
         The step, and the position ids [B, Q] with Q the largest count. Padding has position 0, so that it
         attends to something and gives no NaN.
     """
-    slot_B = torch.tensor(slots_B, device=device)
-    start_B1 = torch.tensor(starts_B, device=device)[:, None]
-    count_B1 = torch.tensor(counts_B, device=device)[:, None]
+    slot_B, start_B, count_B = torch.tensor([slots_B, starts_B, counts_B], device=device)
     column_1Q = torch.arange(max(counts_B), device=device)[None]
-    real_BQ = column_1Q < count_B1
-    position_BQ = (start_B1 + column_1Q) * real_BQ
+    real_BQ = column_1Q < count_B[:, None]
+    position_BQ = (start_B[:, None] + column_1Q) * real_BQ
     batch_N, column_N = real_BQ.nonzero(as_tuple=True)
     first = slots_B[0]
     consecutive = list(slots_B) == list(range(first, first + len(slots_B)))

@@ -51,9 +51,8 @@ class ModelRunner:
         stats: GenerationStats,
         autocast: Callable[[], AbstractContextManager[object]] | None = None,
     ):
-        self.model = model
         self._stats = stats
-        self.vision = VisionModel(model, stats)
+        self.replace_model(model)
         self.config = model.config.get_text_config(decoder=True)
         self.windows = attention_windows(model)
         self.cache = SlotCache(self.config.num_hidden_layers)
@@ -62,6 +61,7 @@ class ModelRunner:
     def replace_model(self, model: PreTrainedModel) -> None:
         """Run a copy of the model from now on."""
         self.model, self.vision = model, VisionModel(model, self._stats)
+        self._cache_argument = cache_argument(model)
 
     @property
     def device(self) -> torch.device:
@@ -87,7 +87,7 @@ class ModelRunner:
                 position_ids=self._positions(chunks_B, place_BQ),
                 use_cache=True,
                 logits_to_keep=1 if width == 1 else columns_K,
-                **{cache_argument(self.model): self.cache},
+                **{self._cache_argument: self.cache},
                 **self.vision.features([image for chunk in chunks_B for image in chunk.images]),
             )
         if which_B is None or width == 1:
@@ -113,7 +113,7 @@ class ModelRunner:
                 input_ids=token_11,
                 attention_mask=torch.ones_like(token_11),
                 use_cache=True,
-                **{cache_argument(self.model): cache},
+                **{self._cache_argument: cache},
             )
         kept: list[Any] = cache.layers
         bytes_per_token = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept)
@@ -173,7 +173,7 @@ def inference(model: nn.Module, autocast: Callable[[], AbstractContextManager[ob
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout and gradient checkpointing off; each module gets its own mode back afterwards."""
-    training = list(_in_training(model))
+    training = _in_training(model)
     for module in training:
         module.training = False
     try:
@@ -183,9 +183,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _in_training(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules in training mode; `modules()` would name each on the way, at every token."""
-    if module.training:
-        yield module
-    for child in module.children():
-        yield from _in_training(child)
+def _in_training(model: nn.Module) -> list[nn.Module]:
+    """The modules in training mode; `modules()` and `children()` would name each on the way, at every token."""
+    modules = [model]
+    for module in modules:
+        modules += [child for child in module._modules.values() if child is not None]
+    return [module for module in modules if module.training]

@@ -11,7 +11,7 @@ A `Core`: one thread calls `step` as long as there is work.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from transformers import PreTrainedModel
 
@@ -115,7 +115,7 @@ class Scheduler:
     def cancel(self, request: Request) -> None:
         """Drop a request without an answer; unknown and answered requests are ignored."""
         if request in self._waiting or request in self._prefilling or request in self._decoding:
-            self._leave(request)
+            self._leave([request])
             self._retire(request)
 
     # One step ------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Scheduler:
             if self._pool.hold(longest.session, longest.wanted):
                 return
             youngest = max(self._decoding, key=lambda request: request.arrival)
-            self._leave(youngest)
+            self._leave([youngest])
             self._pool.drop(youngest.session, evicted=True)
             self._waiting.appendleft(youngest)
 
@@ -211,8 +211,8 @@ class Scheduler:
             draw_next([batch[index] for index in ready], logits_BV[ready])
             self._stats.decoded_tokens += len(ready)
         except Exception as error:  # noqa: BLE001 - whatever a model raises has to reach those who wait
+            self._leave(batch)
             for request in batch:
-                self._leave(request)
                 self._pool.drop(request.session)
                 self._answer(request, explain(request.session.name, error))
             return
@@ -221,9 +221,7 @@ class Scheduler:
                 self._prefilling.remove(request)
             self._join(ended)
             self._admit_again = True
-        # From the last slot on, so that a row is moved once at most.
-        for request in sorted(batch, key=lambda request: request.session.slot or 0, reverse=True):
-            self._finish(request)
+        self._finish(batch)
 
     def _note_version(self, request: Request) -> None:
         if not request.versions or request.versions[-1][1] != self.version:
@@ -245,46 +243,38 @@ class Scheduler:
         slots = range(first, first + len(requests))
         there = {request.session.slot: request for request in requests if request.session.slot in slots}
         others = iter([request for request in requests if request.session.slot not in slots])
-        for slot in slots:
-            request = there.get(slot) or next(others)
-            self._pool.move(request.session, slot)
-            self._decoding.append(request)
+        joining = [there.get(slot) or next(others) for slot in slots]
+        self._pool.move((request.session, slot) for request, slot in zip(joining, slots, strict=True))
+        self._decoding += joining
 
-    def _leave(self, request: Request) -> None:
-        """Take a request out of its queue; the last decoding row takes its place."""
-        if request in self._decoding:
-            last = self._decoding[-1]
-            index = self._decoding.index(request)
-            self._pool.move(request.session, len(self._decoding) - 1)
-            self._decoding[index] = last
-            self._decoding.pop()
-        elif request in self._prefilling:
-            self._prefilling.remove(request)
-        else:
-            self._waiting.remove(request)
+    def _leave(self, requests: Collection[Request]) -> None:
+        """Take requests out of their queues; the last decoding rows take the places of those before them."""
+        leaving = set(requests)
+        staying = sum(request not in leaving for request in self._decoding)
+        places = [slot for slot, request in enumerate(self._decoding[:staying]) if request in leaving]
+        last = [request for request in self._decoding[staying:] if request not in leaving]
+        for slot, request in zip(places, last, strict=True):
+            self._decoding[slot] = request
+        self._pool.move((request.session, slot) for slot, request in zip(places, last, strict=True))
+        del self._decoding[staying:]
+        self._prefilling = [request for request in self._prefilling if request not in leaving]
+        self._waiting = deque(request for request in self._waiting if request not in leaving)
 
-    def _finish(self, request: Request) -> None:
-        """Answer a request whose last token ends its turn."""
-        if not request.sampled:
+    def _finish(self, batch: Sequence[Request]) -> None:
+        """Answer the requests whose last token ends their turn."""
+        endings = [(request, ending) for request in batch if (ending := _ending(request)) is not None]
+        if not endings:
             return
-        if request.sampled[-1] in request.params.stop_ids:
-            finish = FinishReason.STOP
-        elif len(request.sampled) == request.params.max_tokens:
-            finish = FinishReason.LENGTH
-        elif len(request.session.row) > request.budget:
-            # Only now: most turns end long before what they are allowed.
-            self._leave(request)
-            self._pool.drop(request.session)
-            error = _too_long(len(request.session.row), request.budget)
-            self._answer(request, explain(request.session.name, error))
-            return
-        else:
-            return
-        self._leave(request)
-        (_, version), *updates = request.versions
-        self._answer(
-            request, Sample(request.sampled, request.logprobs, finish, version, tuple(updates), request.prefill)
-        )
+        self._leave([request for request, _ in endings])
+        for request, ending in endings:
+            if isinstance(ending, GenerationError):
+                self._pool.drop(request.session)
+                self._answer(request, explain(request.session.name, ending))
+                continue
+            (_, version), *updates = request.versions
+            self._answer(
+                request, Sample(request.sampled, request.logprobs, ending, version, tuple(updates), request.prefill)
+            )
 
     def _answer(self, request: Request, answer: Sample | GenerationError) -> None:
         self._retire(request)
@@ -298,6 +288,20 @@ class Scheduler:
         if self._sessions.get(session.name) is not session:
             self._pool.drop(session)
         self._admit_again = True
+
+
+def _ending(request: Request) -> FinishReason | GenerationError | None:
+    """What ends a turn after its last token, if anything does."""
+    if not request.sampled:
+        return None
+    if request.sampled[-1] in request.params.stop_ids:
+        return FinishReason.STOP
+    if len(request.sampled) == request.params.max_tokens:
+        return FinishReason.LENGTH
+    if len(request.session.row) > request.budget:
+        # Only now: most turns end long before what they are allowed.
+        return _too_long(len(request.session.row), request.budget)
+    return None
 
 
 def _too_long(length: int, budget: int) -> GenerationError:

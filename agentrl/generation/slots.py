@@ -1,16 +1,17 @@
 """Which session holds which slot of the cache, and who has to go when there is no room.
 
-The cache is one rectangle of slots × length, at most `budget` tokens. It begins with the length that the sessions
-before came to, grows by doubling, and shrinks one side when the other one has to grow. Sessions between their turns
+The cache is one rectangle of slots × length, at most `budget` tokens. It begins with the size that the sessions before
+came to, its length grows by doubling, and one side shrinks when the other one has to grow. Sessions between their turns
 give way first, the least recently used before the others; what to do when only active sessions are left is the
 scheduler's decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from agentrl.generation.cache import SlotCache
 
@@ -42,6 +43,16 @@ class Session:
     used: int = 0
 
 
+class _Size(NamedTuple):
+    """Slots, and positions of each."""
+
+    slots: int
+    length: int
+
+
+_NOTHING = _Size(0, 0)
+
+
 class SlotPool:
     """Hands out the slots of a cache within a budget of tokens."""
 
@@ -49,8 +60,8 @@ class SlotPool:
         self.cache = cache
         self._budget = budget
         self._owners: list[Session | None] = []
-        self._longest = 0  # positions that a session has wanted since the cache was last empty
-        self._usual = 0  # and those that one wanted before that
+        # The slots that were held since the cache was last empty and the positions that each needed; and before that.
+        self._needed, self._usual = _NOTHING, _NOTHING
 
     @cached_property
     def budget(self) -> int:
@@ -91,11 +102,11 @@ class SlotPool:
 
     def _pin(self, session: Session, wanted: int) -> None:
         session.wanted, session.pinned = wanted, True
-        self._longest = max(self._longest, wanted)
         if session.slot is None:
             session.slot = self._owners.index(None)
             session.cached = 0
             self._owners[session.slot] = session
+        self._needed = _Size(max(self._needed.slots, session.slot + 1), max(self._needed.length, wanted))
 
     def drop(self, session: Session, *, evicted: bool = False) -> None:
         """Take a session's slot away; with the last slot the memory goes too."""
@@ -113,8 +124,8 @@ class SlotPool:
             session.slot, session.cached, session.pinned = None, 0, False
         self._owners.clear()
         self.cache.clear()
-        if self._longest:
-            self._usual, self._longest = self._longest, 0
+        if self._needed.slots:
+            self._usual, self._needed = self._needed, _NOTHING
 
     def share(self, source: Session, target: Session, length: int) -> None:
         """Copy the first `length` positions of a session to another one; both hold slots."""
@@ -123,20 +134,29 @@ class SlotPool:
         self.cache.copy(source.slot, target.slot, length)
         target.cached = length
 
-    def move(self, session: Session, slot: int) -> None:
-        """Move a session to a slot; whoever holds that one takes the session's slot."""
-        source = session.slot
-        assert source is not None
-        if source == slot:
-            return
-        other = self._owners[slot]
-        if other is None:
-            self.cache.copy(source, slot, session.cached)
-        else:
-            self.cache.swap(source, slot, max(session.cached, other.cached))
-            other.slot = source
-        self._owners[source], self._owners[slot] = other, session
-        session.slot = slot
+    def move(self, places: Iterable[tuple[Session, int]]) -> None:
+        """Move sessions to slots; whoever holds such a slot takes the one that its new holder had.
+
+        Args:
+            places: The sessions, each with its new slot; no slot is concerned twice.
+        """
+        sources: list[int] = []
+        targets: list[int] = []
+        length = 0
+        for session, target in places:
+            source, other = session.slot, self._owners[target]
+            assert source is not None
+            if source == target:
+                continue
+            for moved, start, end in ((session, source, target), (other, target, source)):
+                self._owners[end] = moved
+                if moved is not None:
+                    moved.slot = end
+                    sources.append(start)
+                    targets.append(end)
+                    length = max(length, moved.cached)
+        if sources:
+            self.cache.rearrange(sources, targets, length)
 
     def _reshape(self, slots: int, length: int, expected: int) -> None:
         """Resize the cache where it has fewer than `slots` slots or less than `length` positions."""
@@ -145,8 +165,8 @@ class SlotPool:
         if length <= self.cache.length and slots * self.cache.length <= self.budget:
             length = self.cache.length
         else:
-            length = min(max(length, 2 * self.cache.length or self._usual), self.budget // slots)
-        slots = min(max(slots, expected, self.cache.slots), self.budget // length)
+            length = min(max(length, 2 * self.cache.length or self._usual.length), self.budget // slots)
+        slots = min(max(slots, expected, self.cache.slots or self._usual.slots), self.budget // length)
         holders = self.holders
         # The order stays, and with it the decoding rows at the front.
         self.cache.resize(slots, length, [(owner.slot or 0, owner.cached) for owner in holders])

@@ -12,12 +12,14 @@ pass. So importing this module teaches "sdpa" itself the argument; without the a
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -38,7 +40,7 @@ def attend_segments(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, Any]:
-    """Run attention on each segment of packed tokens by itself.
+    """Run attention on each segment of packed tokens by itself, on all those of one shape at once.
 
     Args:
         attend: The attention function for one segment, in the form that transformers calls them.
@@ -56,26 +58,78 @@ def attend_segments(
     """
     if segments is None:
         return attend(module, query, key, value, attention_mask, sliding_window=sliding_window, **options)
-    # Split at once, not cut out one by one: the gradient of a cut is as long as all segments together.
-    lengths = [segment.stop - segment.start for segment in segments]
-    parts = zip(segments, *(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    seen: list[tuple[Tensor, Tensor]] = []
+    plan = _plan(tuple(segments), query.device)
+    own = [group.size * group.own for group in plan.groups]
+    seen = [group.size * group.length for group in plan.groups]
+    # Looked up at once and split: the gradient of a part that is cut out is as long as all tokens together.
+    looked_up = (
+        _look_up(states[0].transpose(0, 1), places).split(sizes)
+        for states, places, sizes in ((query, plan.query_T, own), (key, plan.key_K, seen), (value, plan.key_K, seen))
+    )
     outputs = []
-    for segment, queries, keys, values in parts:
-        if segment.parent is not None:
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(seen[segment.parent], (keys, values), strict=True))
-        seen.append((keys, values))
-        mask = _mask(segment, sliding_window, query.device)
-        outputs.append(attend(module, queries, keys, values, mask, **options)[0])
-    return torch.cat(outputs, dim=1), None
+    for group, *parts in zip(plan.groups, *looked_up, strict=True):
+        queries, keys, values = (part.unflatten(0, (group.size, -1)).transpose(1, 2) for part in parts)
+        mask = _mask(group, sliding_window, query.device)
+        outputs.append(attend(module, queries, keys, values, mask, **options)[0].flatten(0, 1))
+    return _look_up(torch.cat(outputs), plan.output_T)[None], None
 
 
-def _mask(segment: Segment, window: int | None, device: torch.device) -> Tensor | None:
+class _Group(NamedTuple):
+    """Segments of one shape: how many, and each one's own tokens and all that it sees."""
+
+    size: int
+    own: int
+    length: int
+
+
+class _Plan(NamedTuple):
+    """How attention runs on segments: once for all of a shape.
+
+    Attributes:
+        groups: The shapes.
+        query_T: Which tokens ask, by group.
+        key_K: Which tokens each segment of a group sees, its own last.
+        output_T: Where what each token got is among those who asked.
+    """
+
+    groups: list[_Group]
+    query_T: Tensor
+    key_K: Tensor
+    output_T: Tensor
+
+
+@functools.lru_cache(maxsize=4)  # all layers of a forward and a backward pass ask for the same one
+def _plan(segments: tuple[Segment, ...], device: torch.device) -> _Plan:
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    seen: list[list[int]] = []
+    for number, segment in enumerate(segments):
+        before = [] if segment.parent is None else seen[segment.parent]
+        seen.append([*before, *range(segment.start, segment.stop)])
+        alike[segment.stop - segment.start, segment.length].append(number)
+    order = [number for numbers in alike.values() for number in numbers]
+    query_T = torch.tensor([t for n in order for t in range(segments[n].start, segments[n].stop)], device=device)
+    return _Plan(
+        groups=[_Group(len(numbers), own, length) for (own, length), numbers in alike.items()],
+        query_T=query_T,
+        key_K=torch.tensor([t for n in order for t in seen[n]], device=device),
+        output_T=query_T.argsort(),
+    )
+
+
+def _look_up(states_THD: Tensor, places: Tensor) -> Tensor:
+    """States at places, each as often as it is looked up.
+
+    By the one look-up whose gradient adds up in the same order every time, on every device and with any threads.
+    """
+    return embedding(places, states_THD.flatten(1)).unflatten(1, states_THD.shape[1:])
+
+
+def _mask(group: _Group, window: int | None, device: torch.device) -> Tensor | None:
     """Which keys each position of a segment sees, (1, 1, own tokens, all tokens); None where causality says it all."""
-    if not segment.before and (window is None or segment.length <= window):
+    if group.own == group.length and (window is None or group.length <= window):
         return None
-    key_K = torch.arange(segment.length, device=device)
-    query_Q1 = key_K[segment.before :, None]
+    key_K = torch.arange(group.length, device=device)
+    query_Q1 = key_K[group.length - group.own :, None]
     mask_QK = key_K <= query_Q1
     if window is not None:
         mask_QK &= key_K > query_Q1 - window

@@ -8,7 +8,7 @@ from torch import Tensor
 from agentrl.errors import RewardError
 from agentrl.objectives.advantages import gdpo_advantages, grpo_advantages
 from agentrl.objectives.aggregation import Denominators, token_loss
-from agentrl.objectives.losses import log_ratios
+from agentrl.objectives.losses import log_ratios, ratios
 from agentrl.objectives.regularizers import kl_k3
 from agentrl.objectives.selection import entropy_threshold
 from agentrl.training.arguments import GRPOConfig
@@ -125,7 +125,8 @@ class GRPOTrainer(RolloutTrainer):
         )
         loss_N = policy_loss(args, scores, log_ratio_N, batch, metrics, correct_sampler=self.collector.corrects_sampler)
         if args.beta and batch.ref_logps_N is not None:
-            kl_N = kl_k3(scores.logps_N, batch.ref_logps_N, log_ratio_N.exp() if args.use_bias_correction_kl else None)
+            ratio_N = ratios(log_ratio_N) if args.use_bias_correction_kl else None
+            kl_N = kl_k3(scores.logps_N, batch.ref_logps_N, ratio_N)
             loss_N = loss_N + args.beta * kl_N
             mean_metric("kl", kl_N.detach(), batch.row_N, batch.rows, metrics, level="token")
         return token_loss(

@@ -28,7 +28,7 @@ def choose_layout(model: PreTrainedModel, *, share: bool = True) -> Layout:
     """Find the cheapest layout that gives a model's rows the numbers that they have alone.
 
     Args:
-        model: On its device. It is run once or twice on some 60 tokens, so several processes that share its weights
+        model: On its device. It is run once or twice on some 80 tokens, so several processes that share its weights
             have to call this together.
         share: Whether rows may share a prompt; what packs by sharing pads if not.
     """
@@ -104,7 +104,7 @@ def _random_rows(vocab_size: int) -> list[Trajectory]:
     def draw(count: int) -> list[int]:
         return [ids.randrange(vocab_size) for _ in range(count)]
 
-    common, other, alike = draw(9), draw(3), draw(8)
+    common, other, alike = draw(9), draw(3), draw(16)
     return [
         _row(common, alike + draw(5)),
         _row(other, draw(3)),

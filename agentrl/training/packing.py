@@ -8,13 +8,13 @@ depends on nothing behind it, so it is the same for all sequences that are the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agentrl.generation.slots import common_prefix
 
-_WORTH = 8
-"""Fewest common tokens that get a segment of their own: however short one is, each layer has some calls for it."""
+_WORTH = 16
+"""Fewest tokens that a common beginning must save to get a segment of its own: each layer has some calls for it."""
 
 
 class Segment(NamedTuple):
@@ -65,25 +65,39 @@ def pack(sequences: Sequence[list[int]], *, share: bool) -> Packing:
 
     def lay(members: Sequence[int], before: int, parent: int | None) -> None:
         """Lay out what is left of sequences that are the same up to the end of their parent."""
-        for part in _alike(sequences, members, before, share=share):
-            left = [sequences[s][before:] for s in part]
-            tokens = left[0][: min(common_prefix(left[0], other) for other in left)]
-            number, place = len(segments), range(len(ids), len(ids) + len(tokens))
+        for part, stop in _parts(sequences, members, before, before, share=share):
+            number, place = len(segments), range(len(ids), len(ids) + stop - before)
             segments.append(Segment(place.start, place.stop, before, parent))
-            ids.extend(tokens)
+            ids.extend(sequences[part[0]][before:stop])
             for s in part:
                 places[s] += (place,)
             if len(part) > 1:
-                lay(part, before + len(tokens), number)
+                lay(part, stop, number)
 
     lay(range(len(sequences)), 0, None)
     return Packing(ids, segments, places)
 
 
-def _alike(sequences: Sequence[list[int]], members: Sequence[int], before: int, *, share: bool) -> list[list[int]]:
-    """Put sequences together that go on alike for long enough; those that are at their end are left out."""
-    parts: dict[object, list[int]] = defaultdict(list)
+def _parts(
+    sequences: Sequence[list[int]], members: Sequence[int], before: int, same: int, *, share: bool
+) -> Iterator[tuple[list[int], int]]:
+    """Put sequences together whose next segment is the same, and say where it ends.
+
+    Args:
+        sequences: All of them.
+        members: Those in question, which are the same up to `same`. One that has nothing left is left out.
+        before: Where their next segments begin.
+        same: Not before that.
+        share: Whether they may have segments together.
+    """
+    alike: dict[object, list[int]] = defaultdict(list)
     for s in members:
-        if head := tuple(sequences[s][before : before + _WORTH]):
-            parts[head if share and len(head) == _WORTH else s].append(s)
-    return list(parts.values())
+        if before < len(sequences[s]):
+            alike[sequences[s][same] if share and same < len(sequences[s]) else ("alone", s)].append(s)
+    for part in alike.values():
+        first = sequences[part[0]]
+        stop = min((same + common_prefix(first[same:], sequences[s][same:]) for s in part[1:]), default=len(first))
+        if len(part) == 1 or (len(part) - 1) * (stop - before) >= _WORTH:
+            yield part, stop
+        else:  # too little for all of them, but some may go on together
+            yield from _parts(sequences, part, before, stop, share=share)

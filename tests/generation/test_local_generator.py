@@ -265,8 +265,37 @@ def test_the_memory_is_free_when_the_last_session_is_released(generators):
     run(*(generator.sample(str(i), PROMPT, SamplingParams(max_tokens=2)) for i in range(3)))
     for i in range(3):
         generator.release(str(i))
-    run(generator.sample("last", PROMPT[:3], SamplingParams(max_tokens=1)))
-    assert generator._core._pool.cache.slots == 1
+    cache = generator._core._pool.cache
+    freed = []
+    generator._perform(lambda core: freed.append((cache.slots, cache.layers[0].keys)))  # behind the releases
+    assert freed == [(0, None)]
+
+
+def test_the_cache_begins_with_the_size_that_it_came_to_before(generators):
+    """Rollouts come one by one: growing with each of them would copy the cache again at every step of training."""
+    generator = generators(LocalGenerator(tiny_model("llama")))
+    cache = generator._core._pool.cache
+    run(*(generator.sample(str(i), PROMPT, SamplingParams(max_tokens=70)) for i in range(3)))
+    for i in range(3):
+        generator.release(str(i))
+    run(generator.sample("next", PROMPT[:3], SamplingParams(max_tokens=1)))
+    assert (cache.slots, cache.length) == (3, len(PROMPT) + 70)
+
+
+def test_rows_that_end_together_leave_the_others_as_they_are(generators):
+    """Several rows are moved at once where they leave the batch, from its front, its middle and its end."""
+    model = tiny_model("llama")
+    generator = generators(LocalGenerator(model))
+    lengths = [3, 9, 3, 12, 3, 3, 14, 3]
+    params = [SamplingParams(max_tokens=length, seed=seed) for seed, length in enumerate(lengths)]
+    prompts = [[*PROMPT, seed + 1] for seed in range(len(lengths))]
+    samples = run(*(generator.sample(str(i), prompts[i], params[i]) for i in range(len(lengths))))
+    for prompt, sample in zip(prompts, samples, strict=True):
+        row = torch.tensor([[*prompt, *sample.ids]])
+        with torch.no_grad():
+            logps = model(row).logits.log_softmax(-1)[0, len(prompt) - 1 : -1]
+        expected = logps.gather(1, row[0, len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=1e-5, rtol=0)
 
 
 def test_training_mode_dropout_and_checkpointing_do_not_change_a_sample(generators):

@@ -20,24 +20,36 @@ def test_a_tree_of_beginnings():
     packing = pack(sequences, share=True)
     assert packing.ids == [*prompt, *call, 3, 5, 6, 4, 9]
     assert packing.segments == [
-        Segment(0, 8),
-        Segment(8, 16, before=8, parent=0),
-        Segment(16, 17, before=16, parent=1),
-        Segment(17, 19, before=16, parent=1),
-        Segment(19, 20, before=8, parent=0),
-        Segment(20, 21),
+        Segment(0, 16),
+        Segment(16, 32, before=16, parent=0),
+        Segment(32, 33, before=32, parent=1),
+        Segment(33, 35, before=32, parent=1),
+        Segment(35, 36, before=16, parent=0),
+        Segment(36, 37),
     ]
-    assert packing.places[3] == (range(8), range(8, 16), range(17, 19))
+    assert packing.places[3] == (range(16), range(16, 32), range(33, 35))
     assert [read(packing, place) for place in packing.places] == sequences
 
 
-def test_short_beginnings_get_no_segment():
-    sequences = [[1] * (_WORTH - 1) + [2], [1] * (_WORTH - 1) + [3]]
-    assert pack(sequences, share=True).segments == [Segment(0, 8), Segment(8, 16)]
+def test_a_beginning_gets_a_segment_for_the_tokens_that_it_saves():
+    """One of 5 tokens saves 10 among three sequences and 20 among five; of two sequences one must have 16."""
+    ends = [[2], [3], [4], [5], [6]]
+    assert len(pack([[1] * 5 + end for end in ends[:3]], share=True).segments) == 3
+    assert len(pack([[1] * 5 + end for end in ends], share=True).segments) == 6
+    assert len(pack([[1] * 15 + end for end in ends[:2]], share=True).segments) == 2
+    assert len(pack([[1] * 16 + end for end in ends[:2]], share=True).segments) == 3
+
+
+def test_some_share_a_long_beginning_of_which_a_short_one_is_common_to_all():
+    sequences = [[1, 2], [1] * 20 + [3], [1], [1] * 20 + [4]]
+    packing = pack(sequences, share=True)
+    assert packing.segments[1] == Segment(2, 22)
+    assert len(packing.segments) == 5
+    assert [read(packing, place) for place in packing.places] == sequences
 
 
 def test_equal_sequences_stand_once_only_where_they_may():
-    sequences = [[*range(10)]] * 3
+    sequences = [[*range(_WORTH)]] * 3
     assert pack(sequences, share=True).ids == sequences[0]
     assert pack(sequences, share=False).ids == sequences[0] * 3
 

@@ -296,6 +296,14 @@ class TestMetrics:
                     values.append(value * (math.exp(logp - old) if correct else 1))
             assert metrics["kl"] == pytest.approx(sum(values) / len(values))
 
+    def test_i08_the_ratio_in_the_kl_is_bounded_like_the_others(self, tmp_path):
+        """A token that became e^100 times likelier, for whose ratio float32 has no number."""
+        row = Row(logps=[-1.0], old=[-101.0], sampler=[-101.0], ref=[-2.0], entropy=[1.0], advantage=0.0)
+        _, gradient, metrics = compute(configure(Settings(beta=0.1), tmp_path), [[row]])
+        k3, slope = math.exp(-1.0) - (-1.0) - 1, 1 - math.exp(-1.0)
+        assert metrics["kl"] == pytest.approx(math.exp(20) * k3)
+        assert gradient == pytest.approx([0.1 * math.exp(20) * slope])
+
 
 def share(flags: list[list[bool]]) -> float:
     return sum(map(sum, flags)) / sum(map(len, flags))
