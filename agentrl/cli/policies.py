@@ -81,3 +81,15 @@ def served_policy(url: str, name: str, *, served: str | None = None) -> Policy:
         eos = None  # the tokenizer and its template say what ends a turn
     generator = CompletionsGenerator(url, model=served, api_key=os.environ.get(API_KEY))
     return Policy(generator, tokenizer, [] if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+def chat_policy(url: str, name: str) -> Any:
+    """Ask a server for messages, by which it is generator and renderer at once.
+
+    Args:
+        url: The server.
+        name: The name that it knows the model by.
+    """
+    from agentrl.generation.chat_server import ChatServer
+
+    return ChatServer(url, model=name, api_key=os.environ.get(API_KEY))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,9 @@ def rollout(
     base_url: Annotated[
         str | None, typer.Option(help="Sample from this vLLM server; --model is then its tokenizer.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The server says messages, no ids; --model is its name there.")
+    ] = False,
     served_model: Annotated[
         str | None, typer.Option(help="The server's name for the model, if it has several.")
     ] = None,
@@ -65,6 +68,8 @@ def rollout(
         "seed": seed,
     }
     with mistakes():
+        if chat:
+            _check_chat(base_url, served_model, chat_template_kwargs, reasoning)
         settings["chat_template_kwargs"] = json_object(chat_template_kwargs, "--chat-template-kwargs")
         evaluation = _evaluate(
             settings,
@@ -73,6 +78,7 @@ def rollout(
             dataset=dataset,
             rewards=reward or [],
             server=base_url,
+            chat=chat,
             served=served_model,
             dtype=dtype,
             episodes=episodes,
@@ -92,6 +98,7 @@ def _evaluate(
     dataset: str | None,
     rewards: Sequence[str],
     server: str | None,
+    chat: bool,
     served: str | None,
     dtype: str,
     episodes: int,
@@ -102,7 +109,7 @@ def _evaluate(
     from agentrl.chat.renderer import Renderer
     from agentrl.cli.data import load_rows
     from agentrl.cli.environments import load_callable, load_environment
-    from agentrl.cli.policies import local_policy, served_policy
+    from agentrl.cli.policies import chat_policy, local_policy, served_policy
     from agentrl.errors import ConfigurationError
     from agentrl.generation.base import SamplingParams
     from agentrl.rollout.engine import RolloutEngine
@@ -120,24 +127,31 @@ def _evaluate(
     functions = [load_callable(name) for name in rewards]
     rows = load_rows(dataset) if dataset is not None else getattr(factory, "tasks", list)()
     tasks = make_tasks(rows, episodes // group, group, settings["seed"])
-    policy = local_policy(model, dtype=dtype) if server is None else served_policy(server, model, served=served)
-    journal = None if out is None else Journal(out)
-    if journal is not None:
-        journal.begin_run({"algorithm": "rollout", "model": model, "environment": env, "config": settings})
-        journal.open_window(kind="eval", step=0)
-    engine = RolloutEngine(
-        policy.generator,
-        Renderer(
+    generator: Any
+    renderer: Any
+    if chat and server is not None:
+        generator = renderer = chat_policy(server, model)
+    else:
+        policy = local_policy(model, dtype=dtype) if server is None else served_policy(server, model, served=served)
+        generator = policy.generator
+        renderer = Renderer(
             policy.tokenizer,
             template_kwargs=settings["chat_template_kwargs"],
             tools=factory is not None,
             eos_ids=policy.eos_ids,
             reasoning=settings["reasoning"],
-        ),
+        )
+    journal = None if out is None else Journal(out)
+    if journal is not None:
+        journal.begin_run({"algorithm": "rollout", "model": model, "environment": env, "config": settings})
+        journal.open_window(kind="eval", step=0)
+    engine = RolloutEngine(
+        generator,
+        renderer,
         environments=factory,
         limits=Limits(
             max_completion_length=settings["max_completion_length"],
-            max_context=policy.generator.max_context,
+            max_context=generator.max_context,
             max_tool_iterations=settings["max_tool_calling_iterations"],
         ),
         sampling=SamplingParams(1, **{name: settings[name] for name in ("temperature", "top_p", "top_k")}),
@@ -155,14 +169,30 @@ def _evaluate(
         engine.release(trajectories)
     finally:
         engine.close()
-        policy.generator.close()
+        generator.close()
         if journal is not None:
             journal.close()
     totals = []
     for trajectory, row in zip(trajectories, matrix, strict=True):
         given = [value for value in (*row, *(trajectory.turn_rewards or ())) if value is not None]
         totals.append(sum(given) if given and trajectory.outcome.is_signal else None)
-    return evaluate(trajectories, totals, seconds=seconds, success=success)
+    evaluation = evaluate(trajectories, totals, seconds=seconds, success=success)
+    unknown = replace(evaluation.cost, prompt_tokens=None, other_tokens=None)
+    return replace(evaluation, cost=unknown) if chat else evaluation
+
+
+def _check_chat(server: str | None, served: str | None, template: str, reasoning: str) -> None:
+    """Refuse what has no meaning where a server renders the conversation."""
+    from agentrl.errors import ConfigurationError
+
+    if server is None:
+        raise ConfigurationError("--chat goes with --base-url, the server that says messages")
+    here = {"--served-model": served is not None, "--chat-template-kwargs": template != "{}"}
+    here["--reasoning"] = reasoning != "keep"
+    if named := [name for name, given in here.items() if given]:
+        raise ConfigurationError(
+            f"{', '.join(named)} and --chat: the server renders the conversation itself, and --model is its name there"
+        )
 
 
 def make_tasks(rows: Any, prompts: int, group: int, seed: int) -> list[Task]:
@@ -225,12 +255,14 @@ def as_text(evaluation: Evaluation, out: Path | None = None) -> str:
     outcomes = ", ".join(f"{outcome.value} {count}" for outcome, count in e.outcomes.items())
     failed = f", {e.tool_failures} of them failed" if e.tool_failures else ""
     tokens = cost.sampled_tokens
+    others = (
+        "" if cost.prompt_tokens is None else f", {cost.prompt_tokens} of prompts, {cost.other_tokens} of tool results"
+    )
     lines += [
         "",
         f"outcomes  {outcomes}",
         f"turns     {e.turns:.1f} an episode; {e.tool_calls} tool calls{failed}",
-        f"tokens    {tokens} sampled ({tokens / e.episodes:.0f} an episode), {cost.prompt_tokens} of prompts, "
-        f"{cost.other_tokens} of tool results",
+        f"tokens    {tokens} sampled ({tokens / e.episodes:.0f} an episode){others}",
         f"time      {cost.seconds:.1f} s, {tokens / cost.seconds:.0f} sampled tokens a second; "
         f"{cost.sampling_seconds / e.episodes:.1f} s of an episode in the model, "
         f"{cost.tool_seconds / e.episodes:.1f} s in tools",

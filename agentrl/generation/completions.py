@@ -9,21 +9,16 @@ Logprobs are not asked for and are NaN in the samples, so nothing can be trained
 
 from __future__ import annotations
 
-import asyncio
 import math
 import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
-
-from agentrl.errors import ConfigurationError, GenerationError
+from agentrl.errors import GenerationError
 from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.openai_http import OpenAIServer
 from agentrl.generation.vllm_protocol import sampling_fields
 from agentrl.types import FinishReason, ImageSpan, Sample
-
-ATTEMPTS = 3
-"""How often a turn is asked for when the connection breaks or the server answers with an error of its own (5xx)."""
 
 
 class CompletionsGenerator:
@@ -42,12 +37,8 @@ class CompletionsGenerator:
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600.0
     ) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._timeout = timeout
-        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._server = OpenAIServer(url, model=model, api_key=api_key, timeout=timeout)
         self.stats = GenerationStats()
-        self.model, self._max_context = self._served(model)
 
     @property
     def owns_weights(self) -> bool:
@@ -57,7 +48,7 @@ class CompletionsGenerator:
     @property
     def max_context(self) -> int | None:
         """What the server says of the model, None where it says nothing."""
-        return self._max_context
+        return self._server.max_context
 
     async def sample(
         self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
@@ -65,7 +56,7 @@ class CompletionsGenerator:
         """Sample one turn; see `Generator.sample`."""
         if images:
             raise GenerationError("images are not passed on to a completions server in this version")
-        reply = await self._ask(turn_request(self.model, ids, params))
+        reply = await self._server.ask("completions", turn_request(self._server.model, ids, params))
         sample = read_turn(reply, params)
         self.stats.prefilled_tokens += len(ids)
         self.stats.decoded_tokens += len(sample.ids)
@@ -79,46 +70,8 @@ class CompletionsGenerator:
         """The server's weights do not change."""
 
     def close(self) -> None:
-        """Forget the connections; they end with the loops that they belong to."""
-        self._clients.clear()
-
-    async def _ask(self, body: dict[str, Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        if (client := self._clients.get(loop)) is None:
-            limits = httpx.Limits(max_connections=None)
-            client = httpx.AsyncClient(headers=self._headers, timeout=self._timeout, limits=limits)
-            self._clients[loop] = client
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                reply = await client.post(f"{self._url}/v1/completions", json=body)
-            except httpx.HTTPError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if reply.status_code < 400:
-                    return _json(reply)
-                problem = f"HTTP {reply.status_code}: {reply.text[:300]}"
-                if reply.status_code < 500:
-                    break
-            if attempt < ATTEMPTS:
-                await asyncio.sleep(2.0 ** (attempt - 1))
-        raise GenerationError(f"the server at {self._url} did not sample a turn: {problem}")
-
-    def _served(self, wanted: str | None) -> tuple[str, int | None]:
-        """The name and the context length of the model."""
-        try:
-            reply = httpx.get(f"{self._url}/v1/models", headers=self._headers, timeout=30.0)
-            reply.raise_for_status()
-            cards = {card["id"]: card for card in reply.json()["data"]}
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"{self._url}/v1/models does not answer as an OpenAI-compatible server: {error}"
-            ) from error
-        if wanted is None and len(cards) == 1:
-            [wanted] = cards
-        if wanted is None or wanted not in cards:
-            raise ConfigurationError(f"{self._url} serves {sorted(cards)}, not {wanted!r}; name one of them")
-        length = cards[wanted].get("max_model_len")
-        return wanted, length if isinstance(length, int) else None
+        """Forget the connections."""
+        self._server.close()
 
 
 def turn_request(model: str, ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
@@ -143,10 +96,3 @@ def read_turn(reply: Any, params: SamplingParams) -> Sample:
         )
     stopped = ids[-1] in params.stop_ids
     return Sample(ids, [math.nan] * len(ids), FinishReason.STOP if stopped else FinishReason.LENGTH)
-
-
-def _json(reply: httpx.Response) -> Any:
-    try:
-        return reply.json()
-    except ValueError:
-        return reply.text

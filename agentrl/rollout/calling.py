@@ -26,6 +26,8 @@ def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling `function` gives a coroutine; sees through partials, methods and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
+    if inspect.isroutine(function):  # a function or method, nearly always; asked for every call
+        return inspect.iscoroutinefunction(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

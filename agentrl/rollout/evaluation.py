@@ -42,17 +42,17 @@ class Cost:
 
     Attributes:
         seconds: From the beginning to the end of all.
-        prompt_tokens: Of all first prompts.
+        prompt_tokens: Of all first prompts; None where only a server knows.
         sampled_tokens: Tokens that the model drew.
-        other_tokens: Tokens of tool results and glue.
+        other_tokens: Tokens of tool results and glue; None where only a server knows.
         sampling_seconds: Spent waiting for turns, summed over rollouts.
         tool_seconds: Spent in tools, summed over calls.
     """
 
     seconds: float
-    prompt_tokens: int
+    prompt_tokens: int | None
     sampled_tokens: int
-    other_tokens: int
+    other_tokens: int | None
     sampling_seconds: float
     tool_seconds: float
 

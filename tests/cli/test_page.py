@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.typing_commands import run, save_model
+from tests.generation.test_chat_server import says, serving
 
 ROOT = Path(__file__).parents[2]
 SHORT = {"rollout": ["--max-completion-length", "8", "-n", "2", "--group", "2"]}
@@ -35,8 +37,17 @@ def here(model, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def openai() -> Iterator[str]:
+    """Stands for OpenAI's server."""
+    with serving() as server:
+        server.policy = lambda body: says("I am done.")
+        yield server.url
+
+
 @pytest.mark.parametrize("line", commands("cli.md"))
-def test_a_command_of_the_page_runs(line, model, here):
+def test_a_command_of_the_page_runs(line, model, here, openai):
+    line = line.replace("https://api.openai.com", openai).replace("gpt-4.1-mini", "clever")
     (here / "run.yaml").write_text(f"model: {model}\nenv: examples/counter.py:Counter\noutput_dir: kept\n")
     program, command, *rest = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(model)))
     assert program == "agentrl"

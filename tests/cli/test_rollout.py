@@ -13,6 +13,7 @@ import pytest
 from agentrl.rollout.journal.reading import Records
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.cli.typing_commands import COUNTER, run, save_model
+from tests.generation.test_chat_server import says, serving
 
 TOKENIZER = qwen_like_tokenizer("compact")
 
@@ -122,3 +123,23 @@ def test_what_is_mistyped_exits_with_2(folder):
     ]:
         code, _, complaint = run("rollout", *arguments)
         assert (code, said in complaint) == (2, True), complaint
+
+
+def test_any_chat_server_is_evaluated_by_what_it_says(folder):
+    """No tokenizer is needed; tokens that only the server knows are not reported."""
+    with serving() as server:
+        call, end = says(None, ("increment", '{"step": 1}'), tokens=7), says("done", tokens=3)
+        server.policy = lambda body: end if body["messages"][-1]["role"] == "tool" else call
+        arguments = ["rollout", "--env", f"{folder}/clicks.py:Counter", "--base-url", server.url, "--chat"]
+        code, text, _ = run(*arguments, "--model", "clever", "-n", 4, "--group", 2, "--json", "--out", folder / "chat")
+        mistyped, _, complaint = run(*arguments, "--model", "clever", "--reasoning", "fork")
+        unknown, _, names = run(*arguments, "--model", "nobody")
+    report = json.loads(text)
+    assert (code, report["scored"], report["outcomes"]) == (0, 4, {"finished": 4})
+    cost = report["cost"]
+    assert (cost["sampled_tokens"], cost["prompt_tokens"], cost["other_tokens"]) == (40, None, None)
+    assert (mistyped, "--reasoning and --chat" in complaint) == (2, True), complaint
+    assert (unknown, "serves ['clever', 'other']" in names) == (2, True), names
+    with Records(folder / "chat") as records:
+        [kept, *_] = records.rollouts(records.summaries())
+        assert [record.message.get("content") for record in kept.turns] == ["", "done"]

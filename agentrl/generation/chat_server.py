@@ -1,0 +1,226 @@
+"""A model behind `/v1/chat/completions`, which takes and says messages and no token ids: for evaluation.
+
+The engine keeps conversations as ids, so here ids stand for messages. A span begins with the number of what was said
+and is filled up to the tokens that the server counted for a turn: limits and costs are those of sampled tokens. What
+prompts and results are in tokens only the server knows; each counts as one. Nothing can be trained on such rows: the
+logprobs are NaN.
+
+The server applies its own chat template and reads calls itself. It gets its own messages back as it said them, without
+reasoning, which servers refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from agentrl.chat.calls.values import arguments_from_json
+from agentrl.chat.continuation import Continuation
+from agentrl.chat.messages import clean_messages
+from agentrl.chat.parsing import ParsedTurn
+from agentrl.chat.pictures import count_images
+from agentrl.chat.prefix import call_id
+from agentrl.errors import GenerationError, ImageError
+from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.openai_http import OpenAIServer
+from agentrl.types import Encoded, FinishReason, ImageSpan, Message, Prompt, Sample, ToolCall
+
+END, MORE = 0, 1
+"""Ids that end a turn, and that fill it."""
+_FIRST = 2
+
+MOST_TOKENS = 2**30
+"""Whoever allows more has no limit, and none is sent."""
+
+
+class _Said(NamedTuple):
+    """What an id stands for: messages as they are sent, and the tools if they are a prompt."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+
+
+class ChatServer:
+    """Takes the place of a generator and of its renderer, see `Generator` and `Renderer`.
+
+    Args:
+        url: The server, with or without `/v1`.
+        model: The name it serves the model by; None where it serves one only.
+        api_key: Sent as a bearer token.
+        timeout: Seconds that a turn may take.
+
+    Raises:
+        ConfigurationError: There is no such server, or it does not serve such a model.
+    """
+
+    stop_ids = frozenset({END})
+    never_sampled = None
+    sees_images = False
+    owns_weights = True
+    max_context = None
+    """The server counts its context itself, and says so when a conversation is too long."""
+
+    def __init__(
+        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600.0
+    ) -> None:
+        self._server = OpenAIServer(url, model=model, api_key=api_key, timeout=timeout)
+        self._said: list[_Said] = []
+        self.stats = GenerationStats()
+
+    # As a generator ---------------------------------------------------------------------------------------------
+
+    async def sample(
+        self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> Sample:
+        """Ask for one turn; see `Generator.sample`.
+
+        Raises:
+            GenerationError: The server refuses, or its answer has no message.
+        """
+        said = [self._said[number - _FIRST] for number in ids if number >= _FIRST]
+        messages = [message for one in said for message in one.messages]
+        reply = await self._server.ask(
+            "chat/completions", turn_request(self._server.model, messages, said[0].tools, params)
+        )
+        message, finish, tokens = read_turn(reply)
+        self.stats.decoded_tokens += tokens
+        self.stats.forward_passes += 1
+        drawn = [self._number(_Said([message], [])), *[MORE] * (tokens - 1)]
+        if finish is FinishReason.STOP:
+            drawn = [*drawn[: max(1, tokens - 1)], END]
+        return Sample(drawn, [math.nan] * len(drawn), finish)
+
+    def release(self, session: str) -> None:
+        """The server forgets by itself."""
+
+    def sync(self, weights_version: int) -> None:
+        """The server's weights do not change."""
+
+    def close(self) -> None:
+        """Forget the connections."""
+        self._server.close()
+
+    # As a renderer ----------------------------------------------------------------------------------------------
+
+    def encode_prompt(self, prompt: Prompt, tools: list[dict[str, Any]] | None) -> Encoded:
+        """Give a prompt its number; text is said by the user."""
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return Encoded([self._number(_Said(_outgoing(messages), tools or []))])
+
+    def continuation(
+        self, prompt: Prompt, completion: list[Message], results: list[Message], sampled: list[int], tools: Any
+    ) -> Continuation:
+        """Give the answers to a turn's calls their number; see `Renderer.continuation`."""
+        return Continuation([self._number(_Said(_outgoing(results), []))], 1)
+
+    def parse(self, ids: list[int], tools: Any, *, first_call: int = 0) -> ParsedTurn:
+        """Read a turn as the server said it; calls that cannot be run have their `error`."""
+        [said] = self._said[ids[0] - _FIRST].messages
+        message: Message = {"role": "assistant", "content": said.get("content") or ""}
+        calls = [read_call(written, first_call + k) for k, written in enumerate(said.get("tool_calls", ()))]
+        if calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
+        return ParsedTurn(message, calls)
+
+    def text(self, ids: list[int]) -> str:
+        """The text of a turn."""
+        return str(self.parse(ids, None).message["content"])
+
+    def locate_images(self, messages: Sequence[Message], ids: Sequence[int]) -> tuple[ImageSpan, ...]:
+        """There are none; see `Renderer.locate_images`."""
+        return ()
+
+    def _number(self, said: _Said) -> int:
+        self._said.append(said)
+        return len(self._said) - 1 + _FIRST
+
+
+def turn_request(
+    model: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
+) -> dict[str, Any]:
+    """The body that asks for one turn. Settings beyond OpenAI's protocol are sent only where they do something."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": list(messages),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "seed": params.seed % 2**31,
+    }
+    if tools:
+        body["tools"] = [_plain_schema(tool) for tool in tools]
+    if params.max_tokens < MOST_TOKENS:
+        body["max_tokens"] = params.max_tokens
+    beyond = {"top_k": params.top_k or None, "min_p": params.min_p, "repetition_penalty": params.repetition_penalty}
+    if params.repetition_penalty == 1.0:
+        del beyond["repetition_penalty"]
+    return body | {name: value for name, value in beyond.items() if value is not None}
+
+
+def read_turn(reply: Any) -> tuple[Message, FinishReason, int]:
+    """Read a turn from an answer: the message to send back, how it ended, and its tokens.
+
+    Raises:
+        GenerationError: There is no message in it, or no count of tokens.
+    """
+    try:
+        choice, tokens = reply["choices"][0], reply["usage"]["completion_tokens"]
+        content, written = choice["message"].get("content"), choice["message"].get("tool_calls") or []
+        message: Message = {"role": "assistant", "content": content if written else content or ""}
+        if written:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "type": "function",
+                    "function": {name: call["function"][name] for name in ("name", "arguments")},
+                }
+                for call in written
+            ]
+        finish = FinishReason.LENGTH if choice["finish_reason"] == "length" else FinishReason.STOP
+        return message, finish, max(1, int(tokens))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise GenerationError(
+            f"the server's answer is no chat completion ({type(error).__name__}: {error}): {reprlib.repr(reply)}"
+        ) from error
+
+
+def read_call(written: Mapping[str, Any], number: int) -> ToolCall:
+    """Read a call as OpenAI's protocol writes it, its arguments as a JSON string."""
+    identity, name = written["id"] or call_id(number), str(written["function"]["name"] or "")
+    arguments = arguments_from_json(written["function"]["arguments"] or "{}")
+    if arguments is None:
+        return ToolCall(identity, name, error=f"the arguments of {name!r} are not a JSON object")
+    return ToolCall(identity, name, arguments)
+
+
+def _outgoing(messages: list[Message]) -> list[Message]:
+    """Messages as they are sent: the arguments of calls are text."""
+    if count_images(messages):
+        raise ImageError("images are not passed on to a chat server in this version")
+    return [_sent(message) for message in clean_messages(messages)]
+
+
+def _sent(message: Message) -> Message:
+    if message["role"] == "tool":  # without the tool's name, which the call has
+        return {name: message[name] for name in ("role", "tool_call_id", "content")}
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        if not isinstance(function["arguments"], str):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def _plain_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's schema with what the protocol knows; what a tool returns is not part of it."""
+    function = tool["function"]
+    known = {name: function[name] for name in ("name", "description", "parameters") if name in function}
+    return {"type": "function", "function": known}
