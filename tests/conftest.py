@@ -1,7 +1,7 @@
 """What holds for all tests.
 
-Hypothesis asks for the same examples in each run, and none of them for how long it took. And Ctrl-C works, also in a run
-that was begun in the background: a shell has such processes ignore it, and what they start inherits that.
+Hypothesis asks for the same examples in each run, and none of them for how long it took. And Ctrl-C works, also in a
+run that was begun in the background: a shell has such processes ignore it, and what they start inherits that.
 """
 
 import signal
