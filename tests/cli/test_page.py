@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.typing_commands import run, save_model
-from tests.generation.test_chat_server import says, serving
+from tests.generation.openai_stub import says, serving
 
 ROOT = Path(__file__).parents[2]
 SHORT = {"rollout": ["--max-completion-length", "8", "-n", "2", "--group", "2"]}

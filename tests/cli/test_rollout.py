@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.rollout.journal.reading import Records
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.cli.typing_commands import COUNTER, run, save_model
-from tests.generation.test_chat_server import says, serving
+from tests.generation.openai_stub import Server, says, serving
 
 TOKENIZER = qwen_like_tokenizer("compact")
 
@@ -26,41 +26,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def counts(body: dict[str, Any], mute: bool = False) -> dict[str, Any]:
+    """Counts to the target as vLLM would: ids in, ids out; when mute, text alone."""
+    prompt = TOKENIZER.decode(body["prompt"])
+    target = prompt.split("Increment to ")[1][0]
+    call = {"name": "increment", "arguments": {"step": int(target)}}
+    text = "done" if "tool_response" in prompt else f"<tool_call>{json.dumps(call)}</tool_call>"
+    ids = TOKENIZER.encode(text + "<|im_end|>")
+    return {"choices": [{"text": text} if mute else {"text": text, "token_ids": ids}]}
+
+
 @pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
-    """Counts to the target as vLLM would: ids in, ids out. With `mute`, it answers with text alone."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self._answer({"data": [{"id": "served", "max_model_len": 4096}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.server.bodies.append(body)
-            prompt = TOKENIZER.decode(body["prompt"])
-            target = prompt.split("Increment to ")[1][0]
-            call = {"name": "increment", "arguments": {"step": int(target)}}
-            text = "done" if "tool_response" in prompt else f"<tool_call>{json.dumps(call)}</tool_call>"
-            ids = TOKENIZER.encode(text + "<|im_end|>")
-            self._answer({"choices": [{"text": text} if self.server.mute else {"text": text, "token_ids": ids}]})
-
-        def _answer(self, value: object) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.bodies, server.mute = [], False
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+def server() -> Iterator[Server]:
+    with serving() as server:
+        server.models = [{"id": "served", "max_model_len": 4096}]
+        server.policy = counts
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_local_model_is_evaluated_and_its_episodes_are_kept(folder):
@@ -91,8 +72,15 @@ def test_prompts_of_a_file_are_scored_by_a_function(folder):
 
 def test_a_server_is_given_ids_and_gives_ids(folder, server):
     """Whatever shapes the distribution is said, so that nobody's defaults count."""
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    arguments = ["rollout", "--env", f"{folder}/clicks.py:Counter", "--model", folder / "model", "--base-url", url]
+    arguments = [
+        "rollout",
+        "--env",
+        f"{folder}/clicks.py:Counter",
+        "--model",
+        folder / "model",
+        "--base-url",
+        server.url,
+    ]
     code, text, _ = run(*arguments, "-n", 4, "--group", 2, "--temperature", 0.7, "--json")
     report = json.loads(text)
     assert code == 0
@@ -103,7 +91,7 @@ def test_a_server_is_given_ids_and_gives_ids(folder, server):
         assert (body["model"], body["temperature"], body["return_token_ids"]) == ("served", 0.7, True)
         assert body["top_p"] == 1.0
         assert TOKENIZER.eos_token_id in body["stop_token_ids"]
-    server.mute = True
+    server.policy = partial(counts, mute=True)
     code, _, complaint = run(*arguments, "-n", 2, "--group", 2)
     assert code == 1
     assert "without the ids of the sampled tokens" in complaint

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.rollout.journal.records import State, TurnRecord
-from agentrl.rollout.journal.statements import insert, keep_images, plain_fields, task_text, update
+from agentrl.rollout.journal.statements import (
+    ending_columns,
+    insert,
+    keep_images,
+    plain_fields,
+    task_columns,
+    turn_columns,
+    update,
+)
 from agentrl.rollout.journal.values import Images, dumps, pack_ids, pack_logprobs
 from agentrl.rollout.journal.writer import Writer
 from agentrl.types import Limit, Outcome, Prompt, Task, Trajectory
@@ -63,11 +70,7 @@ class Entry:
                 connection,
                 "rollouts",
                 window=self._window.id,
-                group=task.group,
-                member=task.member,
-                seed=task.seed,
-                environment=task.environment,
-                task=task_text(task, images),
+                **task_columns(task, images),
                 attempt=self._attempt,
                 state=State.PLAYING,
                 prompt=dumps(prompt, images),
@@ -90,23 +93,15 @@ class Entry:
                 connection,
                 "turns",
                 rollout=self.id,
-                number=number,
-                row=turn.row,
-                start=turn.start,
-                stop=turn.stop,
-                finish=turn.finish,
+                **turn_columns(number, turn),
                 ids=pack_ids(sample.ids),
                 logprobs=pack_logprobs(sample.logprobs),
-                weights_version=sample.weights_version,
-                updates=json.dumps(sample.updates),
                 message=dumps(record.message, images),
                 results=dumps([plain_fields(result) for result in turn.results], images),
                 shown=record.shown,
                 next_ids=None if following is None else pack_ids(following.ids),
                 added=None if following is None else following.added,
                 forks=None if following is None else following.forks,
-                seconds=turn.seconds,
-                prefill=turn.prefill,
                 at=at,
             )
             keep_images(connection, self.id, images)
@@ -119,7 +114,7 @@ class Entry:
         """Write how the rollout ended; returns when that is durable, and gives the trajectory its number."""
         if not self.begun:
             self.begin(trajectory.prompt, trajectory.prompt_ids)
-        failure, ended = trajectory.failure, time.time()
+        ended = time.time()
         listed = [(turn.listed_reward, number) for number, turn in enumerate(trajectory.turns)]
 
         def write(connection: sqlite3.Connection) -> None:
@@ -128,13 +123,8 @@ class Entry:
             update(
                 connection,
                 self.id,
-                state=State.ENDED,
+                **ending_columns(trajectory, images),
                 ended=ended,
-                outcome=trajectory.outcome,
-                limit=trajectory.limit,
-                failure=None if failure is None else json.dumps(plain_fields(failure)),
-                extra=dumps(trajectory.extra, images),
-                reward=trajectory.reward,
                 rewarding=self.rewarding,
             )
             given = [(value, self.id, number) for value, number in listed if value is not None]

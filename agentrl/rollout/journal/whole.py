@@ -6,15 +6,14 @@ they have ended: their rows as they are, what followed the prompt, and their tur
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.rollout.journal.records import State, TurnRecord, Whole
-from agentrl.rollout.journal.statements import insert, keep_images, plain_fields, task_text
+from agentrl.rollout.journal.records import TurnRecord, Whole
+from agentrl.rollout.journal.statements import ending_columns, insert, keep_images, task_columns, turn_columns
 from agentrl.rollout.journal.values import (
     Images,
     dumps,
@@ -32,29 +31,20 @@ def write_whole(
     connection: sqlite3.Connection, window: int, trajectory: Trajectory, *, attempt: int, started: float
 ) -> int:
     """Write a trajectory that has ended into a window; gives its number."""
-    task, failure, images = trajectory.task, trajectory.failure, Images()
+    images: Images = {}
     number = insert(
         connection,
         "rollouts",
         window=window,
-        group=task.group,
-        member=task.member,
-        seed=task.seed,
-        environment=task.environment,
-        task=task_text(task, images),
+        **task_columns(trajectory.task, images),
         attempt=attempt,
-        state=State.ENDED,
         prompt=dumps(trajectory.prompt, images),
         prompt_ids=pack_ids(trajectory.prompt_ids),
         completion=dumps(trajectory.completion, images),
         exact=lost_type(trajectory.extra) is None,
         started=started,
         ended=time.time(),
-        outcome=trajectory.outcome,
-        limit=trajectory.limit,
-        failure=None if failure is None else json.dumps(plain_fields(failure)),
-        extra=dumps(trajectory.extra, images),
-        reward=trajectory.reward,
+        **ending_columns(trajectory, images),
     )
     for index, row in enumerate(trajectory.rows):
         insert(
@@ -72,20 +62,12 @@ def write_whole(
             connection,
             "turns",
             rollout=number,
-            number=index,
-            row=turn.row,
-            start=turn.start,
-            stop=turn.stop,
-            finish=turn.finish,
+            **turn_columns(index, turn),
             ids=b"",
             logprobs=b"",
-            weights_version=turn.weights_version,
-            updates=json.dumps(turn.updates),
             message="{}",
             results="[]",
             shown=False,
-            seconds=turn.seconds,
-            prefill=turn.prefill,
         )
     keep_images(connection, number, images)
     return number
