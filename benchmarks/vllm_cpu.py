@@ -3,9 +3,13 @@
     make venv-vllm
     .venv-vllm/bin/python benchmarks/vllm_cpu.py colocate
     .venv/bin/python benchmarks/vllm_cpu.py server            # starts .venv-vllm's `vllm serve`
+    .venv/bin/python benchmarks/vllm_cpu.py server --untied
+    .venv/bin/python benchmarks/vllm_cpu.py server --ahead 1  # AsyncGRPOTrainer, max_staleness=1
 
-Printed: the reward at the beginning and the end, the largest difference between the logprobs of sampler and trainer
-over all sampled tokens, the time of a step. Exit code 1 if the reward has not risen or a difference is above 1e-4.
+Printed: the reward at the beginning and the end and the time of a step; the largest difference between the logprobs of
+sampler and trainer, over all sampled tokens (of the asynchronous trainer, those that the weights drew with which their
+window was begun) and over the probes, one after every update. Exit code 1 if the reward has not risen or a difference
+is above 1e-4.
 """
 
 from __future__ import annotations
@@ -27,9 +31,8 @@ import torch  # noqa: E402
 from guess_number import GuessNumber  # noqa: E402
 from tiny_agent.agents import guessing_agent  # noqa: E402
 
-from agentrl import GRPOConfig, GRPOTrainer  # noqa: E402
-
-EXACT = 1e-4
+from agentrl import AsyncGRPOConfig, AsyncGRPOTrainer, GRPOConfig, GRPOTrainer  # noqa: E402
+from agentrl.training import sampler_check  # noqa: E402
 
 
 def untied(model: Path, folder: Path) -> Path:
@@ -46,10 +49,13 @@ def untied(model: Path, folder: Path) -> Path:
 
 def train(model: Path, out: Path, options: argparse.Namespace, url: str | None) -> int:
     """Train and judge."""
-    trainer = GRPOTrainer(
+    ahead = options.ahead is not None
+    config, extra = (AsyncGRPOConfig, {"max_staleness": options.ahead}) if ahead else (GRPOConfig, {})
+    probes = every_probe(options.steps)
+    trainer = (AsyncGRPOTrainer if ahead else GRPOTrainer)(
         str(model),
         environment_factory=GuessNumber,
-        args=GRPOConfig(
+        args=config(
             str(out),
             max_steps=options.steps,
             learning_rate=5e-4,
@@ -66,7 +72,8 @@ def train(model: Path, out: Path, options: argparse.Namespace, url: str | None) 
             vllm_mode=options.mode,
             vllm_server_base_url=url,
             vllm_server_timeout=600.0,
-            vllm_max_model_length=512,
+            **({"vllm_max_model_length": 512} if options.mode == "colocate" else {}),
+            **extra,
         ),
     )
     began = time.perf_counter()
@@ -76,10 +83,30 @@ def train(model: Path, out: Path, options: argparse.Namespace, url: str | None) 
     rewards = [entry["reward"] for entry in logs]
     tenth = max(1, len(rewards) // 10)
     first, last = sum(rewards[:tenth]) / tenth, sum(rewards[-tenth:]) / tenth
-    difference = max(entry["sampling/sampling_logp_difference/max"] for entry in logs)
-    print(f"{options.mode}: reward {first:.2f} -> {last:.2f} in {len(rewards)} steps of {seconds / len(rewards):.1f} s")
+    names = [f"{options.mode}, head {'of its own' if options.untied else 'tied'}"]
+    if ahead:
+        staleness = max(entry["async/staleness/max"] for entry in logs)
+        names.append(f"up to {options.ahead} ahead (a token was at most {staleness:g} stale)")
+    print(", ".join(names))
+    print(f"reward {first:.2f} -> {last:.2f} in {len(rewards)} steps of {seconds / len(rewards):.1f} s")
+    name = "sampling/sampling_logp_difference/max"
+    difference = max(entry[name] for entry in logs if name in entry)
     print(f"largest difference between sampler and trainer: {difference:.1e} nats a token")
-    return int(last <= first or difference > EXACT)
+    print(f"of the probes after {len(probes)} updates: {max(probes):.1e}")
+    return int(last <= first or max(difference, *probes) > sampler_check.EXACT)
+
+
+def every_probe(updates: int) -> list[float]:
+    """Let the trainer's check look at every update, not at the first few alone; gives the list of what it will find."""
+    found: list[float] = []
+    judge = sampler_check.judge
+
+    def noting(differences: dict[str, torch.Tensor], *, exact: bool) -> None:
+        found.extend(float(values.max()) for values in differences.values())
+        judge(differences, exact=exact)
+
+    sampler_check.UPDATES_CHECKED, sampler_check.judge = updates, noting
+    return found
 
 
 def main() -> None:
@@ -87,6 +114,7 @@ def main() -> None:
     parser.add_argument("mode", choices=["colocate", "server"])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--untied", action="store_true", help="with a head of its own instead of the embeddings'")
+    parser.add_argument("--ahead", type=int, metavar="STEPS", help="the asynchronous trainer with this max_staleness")
     parser.add_argument("--model", type=Path, help="a folder with the agent, made by `make demo`")
     options = parser.parse_args()
     out = ROOT / "runs" / f"vllm-cpu-{options.mode}"

@@ -2,8 +2,9 @@
 
 An update is: pause (requests in flight are kept), start, receive, finish, forget cached prefixes, resume. While the
 server receives, the trainer sends; both sides are given up when one of them fails, each wait has a limit, and whatever
-happens the server is resumed and left able to answer. How tensors travel is a `Channel`: gloo without GPUs (needs
-`agentrl.generation.vllm_worker` in the server), NCCL with them.
+happens the server is resumed and left able to answer. How tensors travel is a `Channel`, of the backend that the server
+was started with: gloo without GPUs (needs `agentrl.generation.vllm_worker` in the server), those of
+`agentrl.generation.gpu_channels` with them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import logging
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from agentrl.errors import ConfigurationError, GenerationError
@@ -30,6 +30,18 @@ from agentrl.generation.weights import PolicyWeights
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """A piece of an update.
+
+    Attributes:
+        info: What the server is told in `/update_weights`.
+        send: What the trainer does while the server receives; None where what it was told is enough.
+    """
+
+    info: dict[str, Any]
+    send: Callable[[], None] | None = None
 
 
 class Channel(Protocol):
@@ -43,8 +55,8 @@ class Channel(Protocol):
     def open(self, world_size: int) -> None:
         """Meet the workers; blocks until they have come."""
 
-    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Send tensors in order."""
+    def parts(self, weights: PolicyWeights) -> Iterator[Part]:
+        """What an update consists of; the server has a part before the next one is asked for."""
 
     def close(self) -> None:
         """Part from the workers; ends an `open` or `send` of another thread if the transport can."""
@@ -83,8 +95,11 @@ class GlooChannel:
         """See `Channel`."""
         self._group = join(PrefixStore(self._meeting, _store(self._port)), 0, world_size, self._timeout)
 
-    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def parts(self, weights: PolicyWeights) -> Iterator[Part]:
         """See `Channel`."""
+        yield Part(listed(weights.described()), functools.partial(self._send, weights))
+
+    def _send(self, weights: PolicyWeights) -> None:
         assert self._group is not None
         for _, tensor in weights:
             broadcast(self._group, tensor.cpu().contiguous())
@@ -101,68 +116,6 @@ def _store(port: int) -> TCPStore:
         return TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
     except Exception as error:
         raise ConfigurationError(f"vllm_group_port={port} cannot be listened on: {error}") from error
-
-
-class NcclChannel:
-    """Broadcasts by NCCL, through vLLM's own communicator, from the current GPU; needs vllm in the trainer too.
-
-    Args:
-        address: As of `GlooChannel`.
-        port: The same.
-    """
-
-    backend = "nccl"
-
-    def __init__(self, address: str, port: int) -> None:
-        try:
-            from vllm.distributed.weight_transfer import nccl_common, packed_tensor
-        except ImportError as error:
-            raise ConfigurationError(
-                f"weights go to the vLLM server by NCCL, which needs vllm in the trainer's environment too: {error}"
-            ) from error
-        self._nccl, self._packing = nccl_common, packed_tensor
-        self._address, self._port = address, port
-        self._device = torch.cuda.current_device()
-        self._group: Any = None
-
-    def invitation(self, world_size: int) -> dict[str, Any]:
-        """See `Channel`."""
-        return {
-            "master_address": self._address,
-            "master_port": self._port,
-            "rank_offset": 1,
-            "world_size": world_size,
-            "packed": True,
-            "packed_buffer_size_bytes": self._packing.DEFAULT_PACKED_BUFFER_SIZE_BYTES,
-            "packed_num_buffers": self._packing.DEFAULT_PACKED_NUM_BUFFERS,
-        }
-
-    def open(self, world_size: int) -> None:
-        """See `Channel`."""
-        torch.cuda.set_device(self._device)  # it is each thread's own
-        self._group = self._nccl.trainer_init(
-            {"master_address": self._address, "master_port": self._port, "world_size": world_size}
-        )
-
-    def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Channel`."""
-        torch.cuda.set_device(self._device)
-        self._packing.packed_nccl_broadcast_producer(
-            iterator=iter(weights),
-            group=self._group,
-            src=0,
-            post_iter_func=lambda item: item[1].to(self._device),  # sharded weights come from the machine's memory
-            buffer_size_bytes=self._packing.DEFAULT_PACKED_BUFFER_SIZE_BYTES,
-            num_buffers=self._packing.DEFAULT_PACKED_NUM_BUFFERS,
-        )
-        torch.cuda.current_stream().synchronize()
-
-    def close(self) -> None:
-        """See `Channel`."""
-        group, self._group = self._group, None
-        if group is not None:
-            with suppress(Exception):
-                group.destroy()
 
 
 class WeightTransfer:
@@ -217,13 +170,6 @@ class WeightTransfer:
         self._channel.close()
 
     def _connect(self) -> None:
-        backend = self._server.backend
-        if backend != self._channel.backend:
-            raise ConfigurationError(
-                f"the vLLM server at {self._server.url} has the weight transfer backend {backend!r}, and the trainer "
-                f"sends by {self._channel.backend!r}; start it with --weight-transfer-config "
-                f'\'{{"backend": "{self._channel.backend}"}}\' (and see docs/vllm.md).'
-            )
         world_size = 1 + int(self._server.call("GET", "/get_world_size")["world_size"])
         invitation = {"init_info": self._channel.invitation(world_size)}
         self._both(
@@ -241,15 +187,12 @@ class WeightTransfer:
             self._post("/start_weight_update")
 
     def _stream(self) -> None:
-        described = self._weights.described()
-        update = {
-            "names": [name for name, _, _ in described],
-            "dtype_names": [str(dtype).removeprefix("torch.") for _, dtype, _ in described],
-            "shapes": [list(shape) for _, _, shape in described],
-        }
-        self._both(
-            lambda: self._post("/update_weights", {"update_info": update}), lambda: self._channel.send(self._weights)
-        )
+        for part in self._channel.parts(self._weights):
+            request = functools.partial(self._post, "/update_weights", {"update_info": part.info})
+            if part.send is None:
+                request()
+            else:
+                self._both(request, part.send)
 
     def _both(self, server: Callable[[], Any], trainer: Callable[[], Any]) -> None:
         """Let the server and the trainer do what they can only do together."""
@@ -288,6 +231,15 @@ def _start(function: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="agentrl-transfer", daemon=True).start()
     return future
+
+
+def listed(described: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> dict[str, Any]:
+    """Name, dtype and shape of tensors as every backend of vLLM wants to be told them."""
+    return {
+        "names": [name for name, _, _ in described],
+        "dtype_names": [str(dtype).removeprefix("torch.") for _, dtype, _ in described],
+        "shapes": [list(shape) for _, _, shape in described],
+    }
 
 
 def address_towards(host: str, port: int) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
+from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator, SamplingParams
+from agentrl.generation.gpu_channels import IpcChannel, NcclChannel, SparseNcclChannel
 from agentrl.generation.processes import is_first
 from agentrl.generation.vllm_http import Replica
 from agentrl.generation.vllm_images import require_known
 from agentrl.generation.vllm_server import Push, VllmServerGenerator
-from agentrl.generation.weight_transfer import Channel, GlooChannel, NcclChannel, WeightTransfer, address_towards
+from agentrl.generation.weight_transfer import Channel, GlooChannel, WeightTransfer, address_towards
 from agentrl.generation.weights import PolicyWeights
 from agentrl.training.arguments import RolloutConfig
 
@@ -82,19 +84,31 @@ def _servers(args: RolloutConfig) -> list[Replica]:
 
 
 def _push(args: RolloutConfig, policy: PreTrainedModel, replica: Replica, number: int) -> Push | None:
-    """What takes the policy to a server; the first process does it for all."""
-    if not is_first():
-        return None
+    """What takes the policy to a server; the first process does it for all, and all refuse alike."""
     if hasattr(policy, "peft_config"):
         from agentrl.generation.adapter_transfer import AdapterTransfer, why_whole
 
         if (reason := why_whole(replica, policy)) is None:
-            return AdapterTransfer(replica, policy, args.vllm_server_timeout)
+            return AdapterTransfer(replica, policy, args.vllm_server_timeout) if is_first() else None
         logger.warning("%s: adapters are merged and whole weights are sent, because %s", replica.url, reason)
+    channel = _channel(args, replica, number)
+    return WeightTransfer(replica, PolicyWeights(policy), channel, args.vllm_server_timeout) if is_first() else None
+
+
+def _channel(args: RolloutConfig, replica: Replica, number: int) -> Channel:
+    """What speaks the weight transfer backend that a server was started with."""
     address, port = address_towards(replica.host, replica.port), args.vllm_group_port + number
-    channel: Channel
-    if args.device.type == "cuda":
-        channel = NcclChannel(address, port)
-    else:
-        channel = GlooChannel(address, port, args.vllm_server_timeout)
-    return WeightTransfer(replica, PolicyWeights(policy), channel, args.vllm_server_timeout)
+    match replica.backend:
+        case "gloo":
+            return GlooChannel(address, port, args.vllm_server_timeout)
+        case "nccl":
+            return NcclChannel(address, port)
+        case "sparse_nccl":
+            return SparseNcclChannel(address, port)
+        case "ipc":
+            return IpcChannel()
+    raise ConfigurationError(
+        f"the vLLM server at {replica.url} has the weight transfer backend {replica.backend!r}, and the trainer knows "
+        "'nccl', 'sparse_nccl', 'ipc' and 'gloo'; start it with --weight-transfer-config '{\"backend\": \"nccl\"}' "
+        "(docs/vllm.md says which one is for what)."
+    )

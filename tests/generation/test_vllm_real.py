@@ -149,6 +149,42 @@ def test_a_real_server_of_two_engines_gives_both_the_weights_and_asks_the_one_th
         generator.close()
 
 
+def backend_policy() -> Any:
+    """The same in the server's folder and on the trainer's side."""
+    return tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, **HEADS)
+
+
+def test_vllms_own_backends_bring_the_weights_to_a_real_server(tmp_path):
+    """nccl, sparse_nccl and ipc, in parts, after one broke off, too; with stand-ins for NCCL and a GPU's memory."""
+    policy = backend_policy()
+    policy.save_pretrained(tmp_path / "model")
+    fix_tokenizer().save_pretrained(tmp_path / "model")
+    extension = ["--worker-extension-cls", "tests.generation.vllm_on_stand_ins.Extension"]
+    serializes = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, extension, serializes) as running:
+        Replica(running.url).wait_until_up(START_SECONDS)
+        done = subprocess.run(
+            [BIN / "python", "-W", "ignore", "-m", "tests.generation.vllm_on_stand_ins", running.url, tmp_path],
+            cwd=ROOT,
+            env=os.environ | ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+        )
+    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
+    answer = json.loads(answers[0].removeprefix("ANSWER "))
+    assert list(answer) == ["nccl", "sparse_nccl", "ipc", "nccl of adapters"]
+    for name, found in answer.items():
+        assert len(found["off"]) == 4, name
+        assert max(found["off"]) <= 1e-4, name
+        assert "the third tensor is lost" in found["failed"], name
+    everything = sum(parameter.numel() for parameter in policy.parameters())
+    assert answer["sparse_nccl"]["sent"] == [everything, everything, 2 * HEADS["hidden_size"], everything]
+    assert answer["ipc"]["parts"][0] > 2
+    assert answer["sparse_nccl"]["parts"][0] > 2 > answer["sparse_nccl"]["parts"][2]
+
+
 def seeing_environment(family: str, folder: Path) -> dict[str, str]:
     return ENVIRONMENT | {"PYTHONPATH": f"{python_path(folder / 'path')}{os.pathsep}{ROOT}", FAMILY: family}
 

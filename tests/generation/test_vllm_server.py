@@ -204,14 +204,9 @@ def test_a_hung_server_is_asked_again(world):
     assert len(expected.ids) == len(expected.logprobs) == 6
 
 
-def test_a_server_without_the_routes_or_the_backend_is_refused_with_the_flag_to_add(world, monkeypatch):
-    policy, [server], _ = world()
-    server.backend = "nccl"
+def test_a_server_without_the_routes_is_refused_with_the_setting_to_add(world, monkeypatch):
+    _, [server], _ = world()
     replica = Replica(server.url)
-    replica.learn()
-    transfer = WeightTransfer(replica, PolicyWeights(policy), GlooChannel("127.0.0.1", free_port(), 5.0), 5.0)
-    with pytest.raises(ConfigurationError, match="--weight-transfer-config"):
-        transfer.push(1)
     monkeypatch.setattr("tests.generation.vllm_stub.ROUTES", ["/v1/completions"])
     with pytest.raises(ConfigurationError, match="VLLM_SERVER_DEV_MODE=1"):
         replica.learn()

@@ -275,6 +275,25 @@ def test_without_vllm_colocate_says_what_is_missing(tmp_path):
         pytest.skip("vllm is installed here")
 
 
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        (None, "--weight-transfer-config"),
+        ("nccl_m2n", "the trainer knows 'nccl', 'sparse_nccl', 'ipc' and 'gloo'"),
+        *((backend, f"{backend}' is for GPUs") for backend in ("nccl", "sparse_nccl", "ipc")),
+    ],
+)
+def test_a_server_whose_backend_nobody_here_speaks_is_refused(backend, words, server, tmp_path):
+    """The server was started with one; nothing has to be chosen twice."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    server.backend = backend
+    with pytest.raises(ConfigurationError, match=words):
+        vllm_generator(
+            make_config("grpo", tmp_path, **options(server)), small_model(), SamplingParams(max_tokens=1), {}
+        )
+
+
 def test_quantized_weights_are_refused(server, tmp_path, monkeypatch):
     policy = small_model()
     policy.is_quantized = True
