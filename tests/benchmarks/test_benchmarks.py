@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +16,13 @@ import pytest
 import torch
 
 from agentrl.testing.models import tiny_model
-from agentrl.testing.vllm import free_port
+from agentrl.testing.vllm import ENVIRONMENT, free_port
 from tests.generation.vllm_stub import StubServer
 from tests.training.helpers import TOKENIZER
 from tests.waiting import LONG
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+VLLM_PYTHON = BENCHMARKS.parent / ".venv-vllm/bin/python"
 TINY = ("--quick", "--rollouts", "4", "--rounds", "1")
 NO_LIMIT = ("--limit", "1000")
 
@@ -240,16 +243,32 @@ def test_vllm_long_tail_lets_nobody_through_before_all_who_are_there():
     assert [number for number, _ in passed] == [0, 0, 0, 1, 1, 2]
 
 
-def test_the_gpu_script_leaves_out_what_needs_more_gpus(run):
+def test_the_gpu_script_is_left_out_without_one(run):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     code, lines = run("gpu/vllm_modes.py")
     assert code == 0
-    assert [line.split(",")[0] for line in lines] == ["colocate: left out", "server: left out"]
+    assert lines == ["left out: there is no GPU"]
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(1, "ipc"), (2, "nccl")])
+def test_the_gpu_script_runs_both_modes_and_the_server_where_there_is_room(run, monkeypatch, tmp_path, gpus, backend):
+    """Each mode in a process of its own, with a backend that works between one GPU or two."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES: $@" >>{tmp_path}/started\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    code, _ = run("gpu/vllm_modes.py")
+    assert code == 0
+    script = BENCHMARKS / "gpu/vllm_modes.py"
+    started = [f"0: {script} --mode {mode} --backend {backend}" for mode in ("colocate", "server")]
+    assert (tmp_path / "started").read_text().splitlines() == started
 
 
 @pytest.mark.slow
-def test_the_gpu_script_measures_and_profiles(run, monkeypatch, tmp_path):
+@pytest.mark.parametrize("backend", ["nccl", "ipc"])
+def test_the_gpu_script_measures_and_profiles(run, monkeypatch, tmp_path, backend):
     """On the CPU, against a server that speaks vLLM's protocol; what it measures on a GPU was never seen."""
     monkeypatch.chdir(tmp_path)
     policy = tiny_model("qwen3", vocab_size=len(TOKENIZER))
@@ -257,22 +276,52 @@ def test_the_gpu_script_measures_and_profiles(run, monkeypatch, tmp_path):
     TOKENIZER.save_pretrained("model")
     server = StubServer(policy, max_model_len=112)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "vllm").write_text("#!/bin/sh\n")  # the server is there already
+    (tmp_path / "vllm").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/started\n')  # the server is there already
     (tmp_path / "vllm").chmod(0o755)
     ports = "--port", str(server.port), "--group-port", str(free_port())
-    few = "--steps", "3", "--rollouts", "8"
+    few = "--steps", "3", "--rollouts", "8", "--quick", "--backend", backend
     try:
         code, lines = run("gpu/vllm_modes.py", "--mode", "server", "--model", "model", *ports, *few)
     finally:
         server.die()
     assert code == 0
     measured = [line for line in lines if not line.startswith("{")]
-    assert measured[0] == "CPU, model, server, 8 rollouts a step"
-    assert [line.split(",")[0].split("  ")[0] for line in measured[1:5]] == [
+    assert measured[0] == f"CPU, model, server with {backend}, 8 rollouts a step"
+    assert f'--weight-transfer-config {{"backend": "{backend}"}}' in (tmp_path / "started").read_text()
+    check_measured(measured[1:])
+
+
+def check_measured(lines):
+    """What the GPU script prints below its heading."""
+    assert [line.split(",")[0].split("  ")[0] for line in lines[:4]] == [
         "sampled tokens/s",
         "weight sync",
         "optimizer step",
         "sampler - trainer",
     ]
-    assert all(float(line[22:].split()[0]) > 0 for line in measured[1:4])
-    assert "CPU total" in "".join(measured[5:])
+    assert all(float(line[22:].split()[0]) > 0 for line in lines[:3])
+    assert "CPU total" in "".join(lines[4:])
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.skipif(not VLLM_PYTHON.exists(), reason="no .venv-vllm: make venv-vllm")
+def test_the_gpu_script_runs_with_vllm_in_the_process(tmp_path):
+    """Real vLLM, on the CPU."""
+    heads = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    tiny_model("qwen3", vocab_size=len(TOKENIZER), **heads).save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    options = "--mode", "colocate", "--model", "model", "--steps", "3", "--rollouts", "8", "--quick"
+    done = subprocess.run(
+        [VLLM_PYTHON, "-W", "ignore", BENCHMARKS / "gpu/vllm_modes.py", *options],
+        cwd=tmp_path,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    heading = lines.index("CPU, model, colocate, 8 rollouts a step")
+    check_measured([line for line in lines[heading + 1 :] if not line.startswith("{")])

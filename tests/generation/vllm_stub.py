@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from peft import PeftModel
 from torch.distributed import PrefixStore, TCPStore
 
 from agentrl.generation.gloo import broadcast, join
@@ -72,6 +73,7 @@ class StubServer:
         self.dtype = "torch.float32"
         self.normalizes = True
         self.version = "default"
+        self.adapter: str | None = None
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.parallel = parallel or {}
         self.engines_asked: list[str | None] = []
@@ -92,6 +94,7 @@ class StubServer:
     def start(self) -> None:
         """Come up, after a death with the weights of the beginning."""
         self.model, self.version, self._group, self._active = copy.deepcopy(self.first), "default", None, False
+        self.adapter = None
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -185,6 +188,14 @@ class StubServer:
         return self._weights(path, body)
 
     def _weights(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/v1/load_lora_adapter":
+            adapted = PeftModel.from_pretrained(copy.deepcopy(self.first), body["lora_path"])
+            with self._lock:
+                self.model, self.adapter = adapted.merge_and_unload(), body["lora_name"]
+            return 200, "Success: the adapter was added."
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+            return 200, {"success": True, "new_version": self.version}
         if path == "/init_weight_transfer_engine":
             info = body["init_info"]
             store = TCPStore(
@@ -222,6 +233,8 @@ class StubServer:
         if len(prompt) + fields["max_tokens"] > self.max_model_len:
             text = f"max_tokens={fields['max_tokens']} cannot be greater than max_model_len={self.max_model_len}."
             return 400, {"error": {"message": text, "type": "BadRequestError", "code": 400}}
+        if body["model"] not in ("tiny", self.adapter):
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
         with self._lock:
             ids, logprobs = self._draw(prompt, fields)
         stopped = ids[-1] in fields["stop_token_ids"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 
 from agentrl import GRPOConfig, RLOOConfig
@@ -273,6 +274,49 @@ def test_without_vllm_colocate_says_what_is_missing(tmp_path):
             make_trainer("grpo", tmp_path, generator=None, use_vllm=True)
     else:
         pytest.skip("vllm is installed here")
+
+
+def adapted(**options: Any) -> Any:
+    """The small model with adapters of rank 4."""
+    model = small_model(**options.pop("model", {}))
+    return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "up_proj"], **options))
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_of_a_lora_run_the_server_gets_adapters_only(generates, server, tmp_path):
+    """They are asked for by their name, in every turn, and sampler and trainer agree after each update."""
+    server.lora, server.generates = 4, generates
+    trainer = make_trainer("grpo", tmp_path, model=adapted(), generator=None, **options(server, max_steps=3))
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) <= EXACT
+    assert len(server.bodies("/v1/load_lora_adapter")) == 3
+    assert [body["new_version"] for body in server.bodies("/update_weight_version")] == ["0", "1", "2"]
+    assert not server.bodies("/init_weight_transfer_engine")
+    assert not server.bodies("/update_weights")
+    route = "/inference/v1/generate" if generates else "/v1/completions"
+    assert {body["model"] for body in server.bodies(route)[1:]} == {"agentrl-policy"}
+    assert all(not Path(body["lora_path"]).exists() for body in server.bodies("/v1/load_lora_adapter")[:-1])
+
+
+@pytest.mark.parametrize(
+    ("rank", "config", "words"),
+    [
+        (0, {}, "--enable-lora"),
+        (2, {}, "rank 4 is above the server's --max-lora-rank 2"),
+        (4, {"use_dora": True}, "not plain LoRA"),
+        (4, {"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ],
+)
+def test_adapters_that_a_server_would_not_take_are_merged_and_that_is_said(
+    rank, config, words, server, tmp_path, caplog
+):
+    server.lora = rank
+    trainer = make_trainer("grpo", tmp_path, model=adapted(**config), generator=None, **options(server, max_steps=2))
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) <= EXACT
+    assert words in caplog.text
+    assert len(server.bodies("/update_weights")) == 2
+    assert not server.bodies("/v1/load_lora_adapter")
 
 
 @pytest.mark.parametrize(

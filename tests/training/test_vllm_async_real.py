@@ -86,8 +86,9 @@ def agent(folder: Path) -> Path:
     return make_tiny_agent([Lesson([game() for _ in range(500)], steps=60)], recipe, cache=folder)
 
 
+@torch.no_grad()
 def off_by(trajectory: Trajectory, policies: dict[int, torch.nn.Module]) -> float:
-    """The largest difference between the recorded logprobs and those of the weights that are said to have drawn."""
+    """The largest difference between the recorded logprobs and those of the policies, by the version of each token."""
     ids = torch.tensor([trajectory.prompt_ids + trajectory.completion_ids])
     first = len(trajectory.prompt_ids)
     logps = {}
@@ -155,14 +156,15 @@ def test_async_training_on_a_real_server_knows_which_weights_drew_each_token(tmp
     for version, state in updates.weights.items():
         policies[version] = AutoModelForCausalLM.from_pretrained(folder)
         policies[version].load_state_dict(state)
-    with torch.no_grad():
-        assert max(off_by(trajectory, policies) for window in played for trajectory in window) <= EXACT
+    assert max(off_by(trajectory, policies) for window in played for trajectory in window) <= EXACT
+    shifted = {version + 1: policy for version, policy in policies.items()} | {0: policies[0]}
+    assert max(off_by(trajectory, shifted) for trajectory in played[-1]) > EXACT, "other weights would show"
     for step, window in enumerate(played[1:], 1):
         across = [t for t in window if len(t.turns) > 1]
         assert across, "the agent calls its tool"
         for trajectory in across:
-            first, *_, last = [version for turn in trajectory.turns for version in turn.versions]
-            assert (first, last) == (step - 1, step)
+            versions = [version for turn in trajectory.turns for version in turn.versions]
+            assert (versions[0], versions[-1]) == (step - 1, step)
     assert len(probes) == STEPS
     assert max(probes) <= EXACT
     assert max(logged(trainer, "async/staleness/max")) == 1

@@ -15,7 +15,7 @@ from agentrl.testing.vllm import VllmServer, free_port
 from agentrl.training.sampler_check import EXACT, UPDATES_CHECKED
 from tests.generation.test_vllm_real import BIN, HEADS, START_SECONDS, pytestmark  # noqa: F401
 from tests.training.runs import logged, make_trainer, rows, small_model
-from tests.training.test_vllm import play
+from tests.training.test_vllm import adapted, play
 from tests.training.worlds import run_world
 
 
@@ -56,6 +56,27 @@ def test_two_processes_train_with_a_real_server(server, tmp_path):
     for differences in run_world(train, tmp_path, tmp_path, options(server, max_steps=3)):
         assert len(differences) == 3
         assert max(differences) <= EXACT
+
+
+def test_of_a_lora_run_a_real_server_gets_adapters_only(tmp_path, monkeypatch):
+    small_model(**HEADS).save_pretrained(tmp_path / "model")
+    fix_tokenizer().save_pretrained(tmp_path / "model")
+    lora = ["--enable-lora", "--max-lora-rank", "8"]
+    with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, lora, {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}) as one:
+        Replica(one.url).wait_until_up(START_SECONDS)
+        policy, settings = adapted(model=HEADS), options(one, max_steps=3)
+        paths, call = [], Replica.call
+
+        def noting(self: Replica, method: str, path: str, *rest: Any, **more: Any) -> Any:
+            paths.append(path)
+            return call(self, method, path, *rest, **more)
+
+        monkeypatch.setattr(Replica, "call", noting)
+        trainer = make_trainer("grpo", tmp_path / "run", model=policy, generator=None, **settings)
+        trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) <= EXACT
+    assert paths.count("/v1/load_lora_adapter") == 3
+    assert "/update_weights" not in paths
 
 
 def test_a_real_server_killed_in_the_middle_of_rollouts_costs_nothing_but_time(server, tmp_path, caplog, monkeypatch):
