@@ -14,7 +14,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,8 @@ class VllmColocateGenerator(ThreadedGenerator):
             options["skip_mm_profiling"] = not cuda
         folder = tempfile.TemporaryDirectory(prefix="agentrl-model-")
         needs_text = regex is not None or "bad_words" in (extras or {})
-        engine = make_engine(policy, processor, Path(folder.name), options, needs_text=needs_text)
+        with changed_for_vllm_alone(policy):
+            engine = make_engine(policy, processor, Path(folder.name), options, needs_text=needs_text)
         stats = GenerationStats()
         core = _Core(engine, PolicyWeights(policy), Lockstep(tensor_parallel_size), dict(extras or {}), regex, stats)
         super().__init__(core, stats, engine.model_config.max_model_len)
@@ -282,6 +284,28 @@ def _load_in_worker(worker: Any, weights: PolicyWeights) -> None:
 
     with set_current_vllm_config(worker.vllm_config):
         load_weights(worker.model_runner.model, worker.model_config, weights)
+
+
+@contextmanager
+def changed_for_vllm_alone(policy: torch.nn.Module) -> Iterator[None]:
+    """Keep what vLLM does inside to the classes of the policy's modules from all modules that are not vLLM's.
+
+    With `model_impl="transformers"` vLLM replaces `__init__` and `__call__` of transformers' class of the model, which
+    is the policy's class too. Modules that vLLM has made bear its mark.
+    """
+    before = {cls: cls.__init__ for cls in {type(module) for module in policy.modules()}}
+    yield
+    for cls, init in before.items():
+        if cls.__init__ is not init:
+            cls.__init__ = init  # type: ignore[method-assign]
+            cls.__call__ = _either(cls.__call__)
+
+
+def _either(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: torch.nn.Module, *args: Any, **keywords: Any) -> Any:
+        return (theirs if "do_not_compile" in vars(self) else torch.nn.Module.__call__)(self, *args, **keywords)
+
+    return call
 
 
 def make_engine(

@@ -1,14 +1,15 @@
-"""When the engine in the process gives its memory up and takes it back: what vLLM's engine is asked, in which order."""
+"""vLLM's engine in the process: what it is asked when it gives its memory up, and what it may not do to the policy."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.generation.lockstep import Lockstep
-from agentrl.generation.vllm_colocate import _Core
+from agentrl.generation.vllm_colocate import _Core, changed_for_vllm_alone
 from agentrl.generation.weights import PolicyWeights
 from agentrl.testing.models import tiny_model
 
@@ -67,3 +68,36 @@ def test_the_engine_stays_awake_without_sleep_mode_and_with_turns_in_flight(core
     core.submit("s", [5, 6], SamplingParams(max_tokens=1), lambda answer: None)
     core.rest(sleeps=True)
     assert engine.asked == []
+
+
+class Double(torch.nn.Module):
+    """A model's class, which vLLM changes in place."""
+
+    def __init__(self, config: str) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, value: int) -> int:
+        return 2 * value
+
+
+def test_what_vllm_does_to_the_class_of_the_model_is_not_done_to_the_policy():
+    """As with `vllm_model_impl="transformers"`: instances want vLLM's configuration, and calls what only they have."""
+    policy = Double("policy")
+    with changed_for_vllm_alone(torch.nn.Sequential(policy)):
+        theirs_init = Double.__init__
+
+        def compiled_init(self: Any, *args: Any, vllm_config: str) -> None:
+            theirs_init(self, *args)
+            self.do_not_compile = True
+
+        def compiled_call(self: Any, *args: Any) -> Any:
+            return ("compiled", self.do_not_compile, self.forward(*args))
+
+        Double.__init__, Double.__call__ = compiled_init, compiled_call
+        engine = Double("engine", vllm_config="vLLM's")
+    assert engine(3) == ("compiled", True, 6)
+    assert policy(3) == 6
+    policy.register_forward_hook(lambda *_: 7)
+    assert policy(3) == 7, "hooks are called as of any module"
+    assert Double("the reference policy")(3) == 6

@@ -57,7 +57,7 @@ def in_flight(generator: VllmColocateGenerator) -> dict[str, Any]:
     return asyncio.run(play())
 
 
-def main(folder: str, tied: bool) -> None:
+def main(folder: str, tied: bool, implementation: str = "vllm") -> None:
     logging.disable(logging.WARNING)
     policy = tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, tie_word_embeddings=tied, **HEADS)
     trainer = make_trainer(
@@ -68,6 +68,7 @@ def main(folder: str, tied: bool) -> None:
         use_vllm=True,
         vllm_max_model_length=512,
         vllm_enable_sleep_mode=True,
+        vllm_model_impl=implementation,
         temperature=0.9,
         max_steps=3,
         gradient_checkpointing=False,
@@ -86,4 +87,4 @@ def main(folder: str, tied: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "tied")
+    main(sys.argv[1], sys.argv[2] == "tied", *sys.argv[3:])

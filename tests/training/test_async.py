@@ -368,6 +368,18 @@ def test_rollouts_go_on_while_the_optimizer_works(tmp_path):
     assert all(0 <= share <= 1 for share in logged(trainer, "async/generator_idle"))
 
 
+def test_rollouts_that_have_ended_and_wait_to_be_trained_on_are_counted(tmp_path):
+    """The rewards of a step's own are given when all of the next window have ended."""
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        wait_until(lambda: all(len(window.play.finished) == 4 for window in trainer.collector._ahead.values()))
+        return length_and_ids(completion_ids)
+
+    trainer = make("async_grpo", tmp_path, max_staleness=1, max_steps=3, reward=reward)
+    trainer.train()
+    assert logged(trainer, "async/queue_depth") == [4, 4, 0], "nothing is played beyond the end"
+
+
 def test_no_more_rollouts_run_at_once_than_max_inflight_tasks(tmp_path):
     inside, most = 0, 0
 

@@ -1,8 +1,10 @@
-"""Trainers on a real vLLM server, which is killed on the way; skipped without `.venv-vllm`, as in CI."""
+"""Trainers on real vLLM, of which a server is killed on the way; skipped without `.venv-vllm`, as in CI."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import pytest
 
 from agentrl.generation.vllm_http import Replica
 from agentrl.testing.tokenizers import fix_tokenizer
-from agentrl.testing.vllm import VllmServer, free_port
+from agentrl.testing.vllm import ENVIRONMENT, VllmServer, free_port
 from agentrl.training.sampler_check import EXACT, UPDATES_CHECKED
-from tests.generation.test_vllm_real import BIN, HEADS, START_SECONDS, pytestmark  # noqa: F401
+from tests.generation.test_vllm_real import BIN, HEADS, ROOT, START_SECONDS, pytestmark  # noqa: F401
 from tests.training.runs import logged, make_trainer, rows, small_model
 from tests.training.test_vllm import adapted, play
 from tests.training.worlds import run_world
@@ -56,6 +58,26 @@ def test_two_processes_train_with_a_real_server(server, tmp_path):
     for differences in run_world(train, tmp_path, tmp_path, options(server, max_steps=3)):
         assert len(differences) == 3
         assert max(differences) <= EXACT
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_two_processes_train_with_a_real_engine_each_or_one_for_both(shards, tmp_path):
+    """`vllm_tensor_parallel_size` inside the training world; every process samples its own rows from the policy."""
+    command = [BIN / "python", "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, "-m", "tests.generation.vllm_shards_run", tmp_path, str(shards)],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for rank in range(2):
+        answer = json.loads((tmp_path / f"answer-{rank}").read_text())
+        assert answer["shards"] == shards
+        assert len(answer["differences"]) == 3
+        assert max(answer["differences"]) <= EXACT
 
 
 def test_of_a_lora_run_a_real_server_gets_adapters_only(tmp_path, monkeypatch):
