@@ -5,7 +5,10 @@ import pytest
 
 from agentrl import Agent, GRPOTrainer
 from agentrl.errors import ConfigurationError
-from tests.training.helpers import TRAINERS, Game, chat_rows, make
+from agentrl.testing.vllm import free_port
+from tests.generation.vllm_stub import StubServer
+from tests.training.helpers import TRAINERS, Game, chat_rows, make, model
+from tests.training.runs import logged
 
 
 async def chatter(base_url, api_key, task):
@@ -48,6 +51,31 @@ def test_an_agent_trains_with_its_own_reward(cls, tmp_path):
     ]
     assert differences
     assert max(differences) < 1e-4
+
+
+def test_an_agent_may_ask_a_vllm_server_by_way_of_the_endpoint(tmp_path):
+    """Forked and merged rows have the ids and logprobs of the server's own answers."""
+    policy = model()
+    server = StubServer(policy, max_model_len=512)
+    vllm = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, "vllm_group_port": free_port()}
+    config = {"max_steps": 2, "max_completion_length": 64, **vllm}
+    try:
+        trainer = make(
+            GRPOTrainer,
+            tmp_path,
+            model=policy,
+            agent=chatter,
+            reward_funcs=None,
+            train_dataset=chat_rows(),
+            config=config,
+        )
+        trainer.train()
+    finally:
+        server.die()
+    differences = logged(trainer, "sampling/sampling_logp_difference/max")
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
+    assert len(server.bodies("/v1/completions")) >= 2 * 4 * 3
 
 
 def test_an_agent_needs_no_reward_function(tmp_path):
