@@ -172,7 +172,8 @@ class IpcChannel:
     """Lets the workers of a server on this machine open memory of the GPUs; needs no vllm here.
 
     A worker reads from the GPU that it computes on, which may be one that the trainer uses. So every GPU that this
-    process sees (CUDA_VISIBLE_DEVICES) has a buffer, as large as a part.
+    process sees (CUDA_VISIBLE_DEVICES) has a buffer, as large as a part. They are kept from update to update, for torch
+    never frees memory that was offered and that nobody has opened.
 
     Raises:
         ConfigurationError: There is no GPU here.

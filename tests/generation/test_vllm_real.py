@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import subprocess
@@ -29,6 +30,10 @@ BIN = ROOT / ".venv-vllm" / "bin"
 HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 IDS = [140, 150, 160]
 PARAMS = SamplingParams(max_tokens=16, temperature=0.7, top_k=40, repetition_penalty=1.2, seed=2**62)
+TRUNCATED = [
+    dataclasses.replace(PARAMS, top_k=0, top_p=0.8),
+    dataclasses.replace(PARAMS, top_k=0, min_p=0.02, repetition_penalty=1.0),
+]
 START_SECONDS = 600.0
 
 pytestmark = [
@@ -74,16 +79,17 @@ def generator(policy, server):
 
 @pytest.mark.parametrize("served", ["tied", "untied"], indirect=True)
 def test_a_real_server_samples_from_the_policy_after_every_update(policy, generator, server):
-    """J02, J03: with temperature, top-k and a penalty, over gloo."""
+    """J02, J03: with temperature, top-k and a penalty, with top-p and with min-p; over gloo."""
     assert server.dtype == "float32"
     assert generator.exact
     assert generator.max_context == 512
     for version in range(3):
         change(policy)
         generator.sync(version)
-        sample = asyncio.run(generator.sample("s", IDS, PARAMS))
-        assert differences(policy, IDS, sample, PARAMS).max() <= 1e-4
-        assert sample.weights_version == version
+        for params in (PARAMS, *TRUNCATED):
+            sample = asyncio.run(generator.sample("s", IDS, params))
+            assert differences(policy, IDS, sample, params).max() <= 1e-4
+            assert sample.weights_version == version
         server.generates = not server.generates  # both routes
 
 
@@ -221,11 +227,11 @@ def test_a_real_server_sees_what_the_trainer_sees(tmp_path):
     assert max(differences) <= 1e-4
 
 
-@pytest.mark.parametrize("head", ["tied", "untied"])
-def test_a_real_engine_in_the_process_samples_from_the_policy(head, tmp_path):
+@pytest.mark.parametrize(("head", "implementation"), [("tied", "vllm"), ("untied", "vllm"), ("tied", "transformers")])
+def test_a_real_engine_in_the_process_samples_from_the_policy(head, implementation, tmp_path):
     """With vLLM's older transformers; sleeping is on, which does nothing on the CPU."""
     done = subprocess.run(
-        [BIN / "python", "-m", "tests.generation.vllm_colocated_run", tmp_path, head],
+        [BIN / "python", "-m", "tests.generation.vllm_colocated_run", tmp_path, head, implementation],
         cwd=ROOT,
         env=os.environ | ENVIRONMENT,
         capture_output=True,
