@@ -298,7 +298,7 @@ def changed_for_vllm_alone(policy: torch.nn.Module) -> Iterator[None]:
     for cls, init in before.items():
         if cls.__init__ is not init:
             cls.__init__ = init  # type: ignore[method-assign]
-            cls.__call__ = _either(cls.__call__)
+            cls.__call__ = _either(cls.__call__)  # type: ignore[method-assign]
 
 
 def _either(theirs: Callable[..., Any]) -> Callable[..., Any]:
