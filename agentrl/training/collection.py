@@ -195,7 +195,9 @@ class Collector:
             model, args, pad_token_id=self.tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
-        self._check = SamplerCheck(trainer, args, model, self.generator, self.tokenizer, self.sampling, self.engine)
+        self._check = SamplerCheck(
+            trainer, args, model, self.generator, self.tokenizer, self.renderer, self.sampling, self.engine
+        )
 
     def collect(
         self,
