@@ -1,12 +1,11 @@
 """Generation by `model.generate`, for models and settings that the local generator cannot serve.
 
-The requests that wait at the moment and sample alike become one left-padded batch; whoever comes later
-waits for the whole batch, and every turn prefills its whole row, with the features that its images were given
-when they came. What is kept is exactness: the ids up to
-and including the stop id, the logprobs of the distribution that `generate` has processed, and one seed a
-turn. The draw itself is ours (the last logits processor leaves a single token), so a turn's tokens do not
-depend on the rows beside it, up to floating point. Settings that look at the padded ids
-(`no_repeat_ngram_size`, say) see the padding too."""
+The requests that wait at the moment and sample alike become one left-padded batch; whoever comes later waits for the
+whole batch, and every turn prefills its whole row. Images are encoded once all the same: `generate` gets features, which
+stay until the weights change. What is kept is exactness: the ids up to and including the stop id, the logprobs of the
+distribution that `generate` has processed, and one seed a turn. The draw itself is ours (the last logits processor
+leaves a single token), so a turn's tokens do not depend on the rows beside it, up to floating point. Settings that look
+at the padded ids (`no_repeat_ngram_size`, say) see the padding too."""
 
 from __future__ import annotations
 
@@ -154,6 +153,7 @@ class _Batches:
             self._rows.remove(request)
 
     def release(self, name: str) -> None:
+        """Forget a session; of its row nothing was kept but the features of images."""
         self._vision.let_go(name)
 
     def renew(self, version: int) -> None:
