@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _RAW = 3
 """The type that vLLM gives to a tensor's bytes in msgpack."""
+_INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Model types whose positions of images transformers interleaves, whatever the config says."""
 
 
 class _Field(NamedTuple):
@@ -59,10 +61,10 @@ class Item(NamedTuple):
 
 
 def require_known(model: PreTrainedModel) -> None:
-    """Check that nothing about a model is known by which vLLM would read its images otherwise than the trainer.
+    """Refuse models of which it is known, before anything is tried, that vLLM reads their images otherwise.
 
     Raises:
-        ConfigurationError: There is something.
+        ConfigurationError: The model is one of these.
     """
     if sees_images_whole(model) and model.device.type == "cpu":
         raise ConfigurationError(
@@ -77,9 +79,6 @@ def require_known(model: PreTrainedModel) -> None:
             "mrope_interleaved=True: transformers interleaves the positions of images in any case, vLLM where the "
             "config says so; add it to the model's config.json."
         )
-
-
-_INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 def require_msgpack() -> None:
