@@ -2,10 +2,10 @@
 
 The requests that wait at the moment and sample alike become one left-padded batch; whoever comes later waits for the
 whole batch, and every turn prefills its whole row. Images are encoded once all the same: `generate` gets features,
-which stay until the weights change. What is kept is exactness: the ids up to and including the stop id, the logprobs of the
-distribution that `generate` has processed, and one seed a turn. The draw itself is ours (the last logits processor
-leaves a single token), so a turn's tokens do not depend on the rows beside it, up to floating point. Settings that look
-at the padded ids (`no_repeat_ngram_size`, say) see the padding too."""
+which stay until the weights change. What is kept is exactness: the ids up to and including the stop id, the logprobs
+of the distribution that `generate` has processed, and one seed a turn. The draw itself is ours (the last logits
+processor leaves a single token), so a turn's tokens do not depend on the rows beside it, up to floating point.
+Settings that look at the padded ids (`no_repeat_ngram_size`, say) see the padding too."""
 
 from __future__ import annotations
 
