@@ -145,11 +145,8 @@ class AsyncCollector(Collector):
             self.generator.wake()
         self._syncing += time.monotonic() - began
         assert self._synced is not None
-        if not self.args.max_staleness:
-            return
-        if self._noted != self.trainer.state.global_step:
-            self.note_weights()
-        for window in upcoming:
+        self.note_weights()
+        for window in upcoming if self.args.max_staleness else ():
             if not may_start(window.step, self._synced, self.args.max_staleness):
                 break
             if window.identity not in self._ahead:
@@ -266,9 +263,12 @@ class AsyncCollector(Collector):
 
     def note_weights(self) -> None:
         """Tell the journal which weights the optimizer has made, and see whether it had the same before."""
+        version = self.trainer.state.global_step
+        if not self.args.max_staleness or self._noted == version:
+            return
         if self._before is None:
             self._before = self.recorder.weights()
-        self._noted = self.trainer.state.global_step
+        self._noted = version
         self._as_before = self.recorder.add_weights(self._noted) == self._before.get(self._noted)
 
     def _forget_weights(self) -> None:

@@ -166,3 +166,22 @@ def test_no_token_from_before_a_kill_is_fresh():
     assert [turn.versions for turn in trajectory.turns] == [[3, 3, 5], [4]]
     assert [turn.versions for turn in older.turns] == [[3, 3, 4], [4]]
     assert drawn_before(trajectory, 6) == trajectory
+
+
+def half_flat(row: list[int], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """Rows of even numbers teach nothing."""
+    return [0.0 if r % 2 == 0 else reward for r, reward in zip(row, length_and_ids(completion_ids), strict=True)]
+
+
+def test_groups_that_were_drawn_again_are_not_played_again(tmp_path):
+    """They belong to their window, though it was opened twice."""
+    options = {"reward": half_flat, "dynamic_sampling_max_rounds": 2, "max_steps": 4, "save_steps": 1}
+    first = run(tmp_path, **options)
+    first.train()
+    assert all(logged(first, "dynamic_sampling/groups_redrawn"))
+    before = played(tmp_path)
+    second = run(tmp_path, **options)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [s.id for s in played(tmp_path)] == [s.id for s in before]
+    ours, theirs = weights(second), weights(first)
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
