@@ -288,10 +288,9 @@ class Collector:
         """Say which targets older weights drew: none, since weights do not change while a window is played."""
         return batches
 
-    def _open_window(self, identity: Any, *, step: int | None = None, one_policy: bool = True) -> None:
+    def _open_window(self, identity: Any) -> None:
         """Say in the journal which window what is played from now on belongs to; see `Recorder.open_window`."""
-        step = self.trainer.state.global_step if step is None else step
-        self.recorder.open_window(identity, step, self._settings if one_policy else None)
+        self.recorder.open_window(identity, self.trainer.state.global_step, self._settings)
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
