@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.mistakes import mistakes
-from agentrl.cli.rollout import AsJson, Env
+from agentrl.cli.rollout import AsJson, Env, Tool
 
 if TYPE_CHECKING:
     from agentrl.training.trainer import RolloutTrainer
 
 FURTHER: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Options that are not ours are fields of the configuration."""
+
+ROWS = 500
+"""Rows of each of several environments where no dataset routes them."""
 
 
 class Algorithm(StrEnum):
@@ -35,6 +38,7 @@ def train(
     env: Env = None,
     model: Annotated[str | None, typer.Option(help="A model's folder or its name on the hub.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Prompts and columns: a file, a folder or a hub name.")] = None,
+    tool: Tool = None,
     reward: Annotated[list[str] | None, typer.Option(help="Reward function, module:function; may be repeated.")] = None,
     algorithm: Annotated[Algorithm | None, typer.Option(help="What trains.  [default: grpo]")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML or JSON with any of these; options win over it.")] = None,
@@ -48,7 +52,7 @@ def train(
 
     The run's folder is printed first. Exit codes: 0 trained, 1 training failed, 2 what was typed cannot work.
     """
-    typed = {"env": env, "model": model, "dataset": dataset, "reward": reward, "algorithm": algorithm}
+    typed = {"env": env, "model": model, "dataset": dataset, "tool": tool, "reward": reward, "algorithm": algorithm}
     with mistakes():
         written = {} if config is None else _read(config)
         named = {k: typed[k] or written.pop(k, None) for k in typed}
@@ -109,10 +113,11 @@ def fields_of(algorithm: Algorithm, arguments: Sequence[str], written: dict[str,
 
 
 def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any], *, quiet: bool) -> RolloutTrainer:
+    from datasets import Dataset
     from transformers import PrinterCallback
 
     from agentrl.cli.data import load_rows
-    from agentrl.cli.environments import load_callable, load_environment
+    from agentrl.cli.environments import load_environment, tasks_of
     from agentrl.errors import ConfigurationError
     from agentrl.training.status import LiveStatus
 
@@ -120,9 +125,9 @@ def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any]
     if model is None:
         raise ConfigurationError("name a model (--model)")
     factory = None if env is None else load_environment(env)
-    rewards = named["reward"] or []
-    functions = [load_callable(name) for name in ([rewards] if isinstance(rewards, str) else rewards)]
-    rows = load_rows(dataset) if dataset is not None else getattr(factory, "tasks", lambda: None)()
+    rows: Any = tasks_of(factory, ROWS) if dataset is None else load_rows(dataset)
+    if isinstance(rows, list):
+        rows = Dataset.from_list(rows) if rows else None
     fields = {"output_dir": f"runs/{Path(model).name}-{algorithm.value}", "report_to": "none"} | fields
     fields["disable_tqdm"] = True  # the live status stands for it
     config_class, trainer_class = _classes(algorithm)
@@ -131,12 +136,24 @@ def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
     trainer: RolloutTrainer = trainer_class(
-        model=model, reward_funcs=functions or None, args=args, train_dataset=rows, environment_factory=factory
+        model=model,
+        reward_funcs=_functions(named["reward"]) or None,
+        args=args,
+        train_dataset=rows,
+        tools=_functions(named["tool"]) or None,
+        environment_factory=factory,
     )
     trainer.remove_callback(PrinterCallback)  # standard output is for results
     if not quiet:
         trainer.add_callback(LiveStatus())
     return trainer
+
+
+def _functions(names: str | Sequence[str] | None) -> list[Any]:
+    """Functions by their names; a file may name a single one without a list."""
+    from agentrl.cli.environments import load_callable
+
+    return [load_callable(name) for name in ([names] if isinstance(names, str) else names or ())]
 
 
 def _classes(algorithm: Algorithm) -> tuple[Any, Any]:
