@@ -192,7 +192,10 @@ def _outgoing(messages: list[Message]) -> list[Message]:
         for message in run:
             outgoing.append(_answer(message) if answers else _sent(message))
             if answers and (images := [block for block in _blocks(message) if is_image_block(block)]):
-                for_eyes += [{"type": "text", "text": f"Shown by {message.get('name', 'the tool')}:"}, *map(_url, images)]
+                for_eyes += [
+                    {"type": "text", "text": f"Shown by {message.get('name', 'the tool')}:"},
+                    *map(_url, images),
+                ]
         if for_eyes:
             outgoing.append({"role": "user", "content": for_eyes})
     return outgoing
