@@ -87,7 +87,7 @@ def _load(name: str) -> Any:
 def _called(found: Any, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigurationError(f"{name} is a {type(found).__name__}, which cannot be called")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _openenv(url: str) -> Callable[[], Any]:

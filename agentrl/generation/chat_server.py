@@ -6,8 +6,8 @@ prompts and results are in tokens only the server knows; each counts as one. Not
 logprobs are NaN.
 
 The server applies its own chat template and reads calls itself. It gets its own messages back as it said them, without
-reasoning, which servers refuse. Images go along as `data:` URLs. The protocol has no place for them in results of tools: a
-message of the user after the results shows them.
+reasoning, which servers refuse. Images go along as `data:` URLs. The protocol has no place for them in results of
+tools: a message of the user after the results shows them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Said(NamedTuple):
 class ChatServer(OpenAIServer):
     """Takes the place of a generator and of its renderer, see `Generator` and `Renderer`; the arguments are its base's.
 
-    It has no `max_context`: the server counts its context itself, and says so when a conversation is too long. Whether its
-    model sees images it says too, by refusing them.
+    It has no `max_context`: the server counts its context itself, and says so when a conversation is too long. Whether
+    its model sees images it says too, by refusing them.
     """
 
     stop_ids = frozenset({END})
