@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,20 @@ class Policy(NamedTuple):
     generator: Any
     processing_class: Any
     eos_ids: Iterable[int]
+
+
+def show_bars(shown: bool) -> None:
+    """Let transformers draw progress bars, or not.
+
+    Args:
+        shown: Whether anybody watches; in a file each step of a bar is text. Only a terminal shows them in any case.
+    """
+    from transformers.utils import logging
+
+    if shown and sys.stderr.isatty():
+        logging.enable_progress_bar()
+    else:
+        logging.disable_progress_bar()
 
 
 def load_tokenizer(name: str) -> Any:
@@ -53,6 +68,7 @@ def local_policy(name: str, *, dtype: str = "auto") -> Policy:
     from agentrl.generation.factory import make_generator
     from agentrl.training.loading import declared_eos_ids
 
+    show_bars(True)
     try:
         reads = load_processing_class(name)
         loader: Any = AutoModelForImageTextToText if isinstance(reads, ProcessorMixin) else AutoModelForCausalLM

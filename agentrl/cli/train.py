@@ -57,10 +57,11 @@ def train(
         written = {} if config is None else _read(config)
         named = {k: typed[k] or written.pop(k, None) for k in typed}
         chosen = Algorithm(_one_of(str(named.pop("algorithm") or "grpo"), Algorithm))
-        trainer = _trainer(chosen, named, fields_of(chosen, context.args, written), quiet=quiet)
-        folder = Path(trainer.args.output_dir or ".")
-        if trainer.is_world_process_zero():
+        args = _arguments(chosen, named["model"], fields_of(chosen, context.args, written))
+        folder = Path(args.output_dir or ".")
+        if args.process_index == 0:
             typer.echo(f"run: {folder.absolute()}", err=as_json)
+        trainer = _trainer(chosen, named, args, quiet=quiet)
         result = trainer.train(resume_from_checkpoint=resume or None)
         trainer.save_model()
     if as_json and trainer.is_world_process_zero():
@@ -112,37 +113,44 @@ def fields_of(algorithm: Algorithm, arguments: Sequence[str], written: dict[str,
     return written | _parse(parser, given)
 
 
-def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any], *, quiet: bool) -> RolloutTrainer:
+def _arguments(algorithm: Algorithm, model: str | None, fields: dict[str, Any]) -> Any:
+    """The configuration of a run."""
+    from agentrl.errors import ConfigurationError
+
+    if model is None:
+        raise ConfigurationError("name a model (--model)")
+    fields = {"output_dir": f"runs/{Path(model).name}-{algorithm.value}", "report_to": "none"} | fields
+    fields["disable_tqdm"] = True  # the live status stands for it
+    try:
+        return _classes(algorithm)[0](**fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _trainer(algorithm: Algorithm, named: dict[str, Any], args: Any, *, quiet: bool) -> RolloutTrainer:
     from datasets import Dataset
     from transformers import PrinterCallback
 
     from agentrl.cli.data import load_rows
     from agentrl.cli.environments import load_environment, tasks_of
-    from agentrl.errors import ConfigurationError
+    from agentrl.cli.policies import show_bars
     from agentrl.training.status import LiveStatus
 
-    model, env, dataset = named["model"], named["env"], named["dataset"]
-    if model is None:
-        raise ConfigurationError("name a model (--model)")
+    env, dataset = named["env"], named["dataset"]
     factory = None if env is None else load_environment(env)
     rows: Any = tasks_of(factory, ROWS) if dataset is None else load_rows(dataset)
     if isinstance(rows, list):
         rows = Dataset.from_list(rows) if rows else None
-    fields = {"output_dir": f"runs/{Path(model).name}-{algorithm.value}", "report_to": "none"} | fields
-    fields["disable_tqdm"] = True  # the live status stands for it
-    config_class, trainer_class = _classes(algorithm)
-    try:
-        args = config_class(**fields)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(str(error)) from error
-    trainer: RolloutTrainer = trainer_class(
-        model=model,
+    show_bars(not quiet)
+    trainer: RolloutTrainer = _classes(algorithm)[1](
+        model=named["model"],
         reward_funcs=_functions(named["reward"]) or None,
         args=args,
         train_dataset=rows,
         tools=_functions(named["tool"]) or None,
         environment_factory=factory,
     )
+    show_bars(False)  # from here on the live status shows where the run is
     trainer.remove_callback(PrinterCallback)  # standard output is for results
     if not quiet:
         trainer.add_callback(LiveStatus())
