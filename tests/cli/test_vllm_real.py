@@ -82,3 +82,11 @@ def test_a_conversation_that_outgrows_a_real_server_is_cut(server, tmp_path):
     assert report["outcomes"]["truncated"] >= 8
     with Records(tmp_path) as records:
         assert {s.limit for s in records.summaries() if s.outcome == "truncated"} == {Limit.CONTEXT}
+
+
+def test_a_real_server_whose_model_sees_no_images_says_so(server):
+    """None is left out in silence."""
+    env = f"{ROOT}/examples/grid_world.py:GridWorld"
+    code, _, complaint = run("rollout", "--env", env, "--base-url", server[0].url, "--model", "tiny", "--chat", "-n", 4)
+    assert code == 1
+    assert "not a multimodal model" in complaint
