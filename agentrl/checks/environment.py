@@ -19,7 +19,7 @@ from typing import Any
 from agentrl.checks.findings import Finding, failed, passed, warned
 from agentrl.checks.images import DescribingRenderer, check_pictures, in_words, unreadable
 from agentrl.checks.policy import RandomPolicy
-from agentrl.errors import AgentRLError, ImageError
+from agentrl.errors import AgentRLError, EnvironmentFailure, ImageError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
@@ -207,11 +207,16 @@ def _asked_again(stage: _Stage, played: Sequence[Trajectory]) -> Iterator[Findin
     answer = trajectory.completion[-1].get("content") or "" if finished else None  # type: ignore[union-attr]
     assert stage.pool is not None
     asking = stage.pool.get_reward(trajectory.environment, turns=len(trajectory.turns), answer=answer)
-    again = stage.engine.await_(asking)
-    if again != trajectory.reward:
+    try:
+        again = repr(stage.engine.await_(asking))
+    except EnvironmentFailure:  # a session that ended with its reward, on a server say
+        return
+    except Exception as error:  # noqa: BLE001 (whatever it raises is what is to be told)
+        again = f"raised {type(error).__name__}: {error}"
+    if again != repr(trajectory.reward):
         yield warned(
             "get_reward",
-            f"it gave {trajectory.reward:g}, and {again!r} when asked again",
+            f"it gave {trajectory.reward:g}, and {again} when asked again",
             "compute the reward from the state of the episode without changing it",
         )
 

@@ -1,7 +1,7 @@
 """What is named on the command line: environments, functions, datasets, models.
 
-An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`),
-`harbor:FOLDER`, or `gym:ID`. In the place of a class there may be a dict of several by name.
+An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`, both with
+`#SPLIT` if the environment has several), `harbor:FOLDER`, or `gym:ID`. In the place of a class there may be a dict of several by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def load_environment(name: str) -> Factories:
     Args:
         name: A module and a name in it, or a Python file and a name in it, with a colon between. Modules are looked
             for in the current directory too; a file sees its neighbours, as a script does. Or a scheme and what it
-            names: `openenv:http://127.0.0.1:8000`, `ors:owner/environment`, `ors:http://127.0.0.1:8080`,
+            names: `openenv:http://127.0.0.1:8000`, `ors:owner/environment#train`, `ors:http://127.0.0.1:8080`,
             `harbor:tasks`, `gym:FrozenLake-v1`.
 
     Raises:
@@ -99,7 +99,8 @@ def _openenv(url: str) -> Callable[[], Any]:
 def _ors(name: str) -> Callable[[], Any]:
     from agentrl.envs.ors import ORS
 
-    return ORS(url=name) if "://" in name else ORS(name)
+    name, _, split = name.partition("#")
+    return ORS(url=name, split=split or None) if "://" in name else ORS(name, split=split or None)
 
 
 def _harbor(path: str) -> Callable[[], Any]:

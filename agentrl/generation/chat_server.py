@@ -19,6 +19,7 @@ import json
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agentrl.chat.calls.values import arguments_from_json
@@ -57,7 +58,7 @@ class ChatServer(OpenAIServer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.max_context = None
+        self._longest, self.max_context = self.max_context, None
         self._numbers = itertools.count(_FIRST)
         self._said: dict[int, _Said] = {}
         self._rows: dict[str, Sequence[int]] = {}
@@ -74,6 +75,8 @@ class ChatServer(OpenAIServer):
         self._rows[session] = ids
         said = [self._said[number] for number in ids if number >= _FIRST]
         messages = [message for one in said for message in one.messages]
+        if self._longest is not None and params.max_tokens != UNBOUNDED_TURN:  # vLLM refuses to be asked for more
+            params = replace(params, max_tokens=min(params.max_tokens, self._longest))
         reply = await self.ask("chat/completions", turn_request(self.model, messages, said[0].tools, params))
         message, finish, tokens = read_turn(reply)
         self.stats.decoded_tokens += tokens

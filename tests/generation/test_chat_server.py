@@ -99,6 +99,15 @@ def test_the_budget_is_that_of_the_whole_episode(server):
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TRUNCATED, Limit.COMPLETION)
 
 
+def test_no_more_is_asked_for_than_the_server_says_it_can_give(server):
+    """vLLM says its context, and refuses a larger `max_tokens` for every prompt."""
+    server.models = [{"id": "clever", "max_model_len": 512}]
+    play(server, says("Done."), max_completion_length=1024)
+    play(server, says("Done."), max_completion_length=100)
+    play(server, says("Done."))
+    assert [body.get("max_tokens") for body in server.bodies] == [512, 100, None]
+
+
 def test_calls_that_cannot_be_run_are_answered_and_the_episode_goes_on(server):
     calls = ("pay", '{"amount": '), ("pay", "[1]"), ("fly", "{}")
     trajectory = play(server, says(None, *calls), says("Sorry."))
