@@ -1,7 +1,8 @@
 """What is named on the command line: environments, functions, datasets, models.
 
 An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`, both with
-`#SPLIT` if the environment has several), `harbor:FOLDER`, or `gym:ID`. In the place of a class there may be a dict of several by name.
+`#SPLIT` if the environment has several), `harbor:FOLDER`, or `gym:ID`. In the place of a class there may be a dict of
+several by name.
 """
 
 from __future__ import annotations

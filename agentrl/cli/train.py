@@ -52,7 +52,14 @@ def train(
 
     The run's folder is printed first. Exit codes: 0 trained, 1 training failed, 2 what was typed cannot work.
     """
-    typed = {"env": env, "model": model, "dataset": dataset, "tool": tool, "reward": reward, "algorithm": algorithm}
+    typed: dict[str, Any] = {
+        "env": env,
+        "model": model,
+        "dataset": dataset,
+        "tool": tool,
+        "reward": reward,
+        "algorithm": algorithm,
+    }
     with mistakes():
         written = {} if config is None else _read(config)
         named = {k: typed[k] or written.pop(k, None) for k in typed}
