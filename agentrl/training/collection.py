@@ -195,7 +195,9 @@ class Collector:
             model, args, pad_token_id=self.tokenizer.pad_token_id, precision=trainer.compute_loss_context_manager
         )
         self._synced: int | None = None
-        self._check = SamplerCheck(trainer, args, model, self.generator, self.tokenizer, self.sampling, self.engine)
+        self._check = SamplerCheck(
+            trainer, args, model, self.generator, self.tokenizer, self.renderer, self.sampling, self.engine
+        )
 
     def collect(
         self,
@@ -286,10 +288,9 @@ class Collector:
         """Say which targets older weights drew: none, since weights do not change while a window is played."""
         return batches
 
-    def _open_window(self, identity: Any, *, step: int | None = None, one_policy: bool = True) -> None:
+    def _open_window(self, identity: Any) -> None:
         """Say in the journal which window what is played from now on belongs to; see `Recorder.open_window`."""
-        step = self.trainer.state.global_step if step is None else step
-        self.recorder.open_window(identity, step, self._settings if one_policy else None)
+        self.recorder.open_window(identity, self.trainer.state.global_step, self._settings)
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""
