@@ -72,7 +72,7 @@ class ChatServer(OpenAIServer):
             ContextFull: The conversation is too long for the server.
             GenerationError: The server refuses it otherwise, or its answer has no message.
         """
-        self._rows[session] = ids
+        self._rows[session] = ids  # the row itself, which grows
         said = [self._said[number] for number in ids if number >= _FIRST]
         messages = [message for one in said for message in one.messages]
         if self._longest is not None and params.max_tokens != UNBOUNDED_TURN:  # vLLM refuses to be asked for more
@@ -87,7 +87,7 @@ class ChatServer(OpenAIServer):
         return Sample(drawn, [math.nan] * len(drawn), finish)
 
     def release(self, session: str) -> None:
-        """Forget what was said in an episode, but for its last turn; the server keeps nothing."""
+        """Forget what was said in an episode; the server keeps nothing."""
         for number in self._rows.pop(session, ()):
             self._said.pop(number, None)
 
@@ -191,16 +191,16 @@ def _outgoing(messages: list[Message]) -> list[Message]:
     """Messages as they are sent: the arguments of calls are text, images are URLs, those of results come after them."""
     outgoing: list[Message] = []
     for answers, run in itertools.groupby(clean_messages(messages), lambda message: message["role"] == "tool"):
-        for_eyes: list[dict[str, Any]] = []
+        shown: list[dict[str, Any]] = []
         for message in run:
             outgoing.append(_answer(message) if answers else _sent(message))
             if answers and (images := [block for block in _blocks(message) if is_image_block(block)]):
-                for_eyes += [
+                shown += [
                     {"type": "text", "text": f"Shown by {message.get('name', 'the tool')}:"},
                     *map(_url, images),
                 ]
-        if for_eyes:
-            outgoing.append({"role": "user", "content": for_eyes})
+        if shown:
+            outgoing.append({"role": "user", "content": shown})
     return outgoing
 
 
