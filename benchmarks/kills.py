@@ -5,9 +5,10 @@ third time, in the middle of a commit of its journal. A witness notes each turn 
 journal has no part in: the generator is asked for the next turn only when the journal has the last one, so a turn that
 the witness has and the journal has not is lost. After each kill the journal must be whole (`PRAGMA integrity_check`).
 When a game has had its kills it is played to its end, and its weights must be those of the training that was never
-killed, bit for bit.
+killed, bit for bit. With `--agent` a program of the user's plays the rollouts, which the journal has as a whole; what
+the reward function was given is then what the witness saw finished.
 
-    python benchmarks/kills.py [--kills 50] [--games 5] [--seed 0]
+    python benchmarks/kills.py [--kills 50] [--games 5] [--seed 0] [--agent]
 
 The exit code is 1 when a turn was lost, a journal was damaged or the weights differ.
 """
@@ -15,6 +16,7 @@ The exit code is 1 when a turn was lost, a journal was damaged or the weights di
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import multiprocessing
@@ -102,7 +104,40 @@ class Witnessed(ScriptedGenerator):
         return list(self._tokenizer.encode(text + "<|im_end|>"))
 
 
-def train(folder: Path, began: Any, commit: int | None) -> None:
+async def press_by_hand(base_url: str, api_key: str, task: Any) -> None:
+    """Ask the model for its turns until it does not press any more."""
+    import httpx
+
+    messages = list(task.prompt)
+    async with httpx.AsyncClient(base_url=base_url, timeout=60) as http:
+        while len(messages) < 8:
+            answer = (await http.post("/chat/completions", json={"model": "m", "messages": messages})).json()
+            said = answer["choices"][0]["message"]
+            if "done" in (said["content"] or ""):
+                break
+            await asyncio.sleep(random.random() / 20)
+            messages += [said, {"role": "user", "content": "And now?"}]
+
+
+class Judge:
+    """A reward that depends on all that was said, and a witness of what it was given.
+
+    Args:
+        path: Of the witness's file.
+    """
+
+    __name__ = "judge"
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def __call__(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        """Note, and judge."""
+        os.write(self._file, "".join(f"{json.dumps(ids)}\n" for ids in completion_ids).encode())
+        return [float(sum(ids) % 5) for ids in completion_ids]
+
+
+def train(folder: Path, began: Any, commit: int | None, agent: bool) -> None:
     """One life: train, or go on; `commit` is the transaction in which to die."""
     os.setsid()
     import torch
@@ -121,12 +156,16 @@ def train(folder: Path, began: Any, commit: int | None) -> None:
         die_in_commit(commit)
     tokenizer = qwen_like_tokenizer()
     prompts = [[{"role": "user", "content": f"Press, number {i}."}] for i in range(6)]
+    witness = folder / "witness.jsonl"
+    game: dict[str, Any] = {"environment_factory": Presses, "generator": Witnessed(tokenizer, witness)}
+    if agent:
+        turns = Witnessed(tokenizer, folder / "turns.jsonl")
+        game = {"agent": press_by_hand, "generator": turns, "reward_funcs": Judge(witness)}
     trainer = GRPOTrainer(
         model=tiny_model("qwen3", vocab_size=len(tokenizer), max_position_embeddings=2048),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        environment_factory=Presses,
-        generator=Witnessed(tokenizer, folder / "witness.jsonl"),
+        **game,
         args=GRPOConfig(
             str(folder),
             max_steps=STEPS,
@@ -162,12 +201,12 @@ def die_in_commit(number: int) -> None:
     writer._File.run = run  # type: ignore[method-assign]
 
 
-def live(folder: Path, draw: random.Random | None, *, in_commit: bool = False) -> str:
+def live(folder: Path, draw: random.Random | None, *, agent: bool, in_commit: bool = False) -> str:
     """Let one life begin; without `draw` it ends by itself. Returns how it ended: "whole", "killed" or "commit"."""
     context = multiprocessing.get_context("forkserver")
     began = context.Event()
     commit = draw.randint(1, LATEST_COMMIT) if draw is not None and in_commit else None
-    process = context.Process(target=train, args=(folder, began, commit))
+    process = context.Process(target=train, args=(folder, began, commit, agent))
     process.start()
     how = "killed" if commit is None else "commit"
     if draw is not None:
@@ -186,7 +225,7 @@ def live(folder: Path, draw: random.Random | None, *, in_commit: bool = False) -
 
 
 def lost_turns(folder: Path) -> tuple[int, int]:
-    """Turns that the witness saw finished, and how many of them the journal lacks.
+    """Turns, or rollouts of a program, that the witness saw finished, and how many of them the journal lacks.
 
     A turn is known by what was in the row when the next one was asked for.
     """
@@ -202,6 +241,9 @@ def lost_turns(folder: Path) -> tuple[int, int]:
         return len(seen), len(seen)
     with journal:
         for record in journal.rollouts(journal.summaries(superseded=True)):
+            if record.whole is not None:
+                kept.add(tuple(record.trajectory().completion_ids))
+                continue
             conversation = record.before(0).conversation()
             kept.add(tuple(conversation.ids))
             for turn in record.turns:
@@ -236,21 +278,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--games", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agent", action="store_true", help="a program plays")
     args = parser.parse_args(argv)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["agentrl.training.grpo", "datasets", "torch"])
     draw = random.Random(args.seed)
     kills: Counter[str] = Counter()
     seen = lost = damaged = different = 0
+    what = "rollouts" if args.agent else "turns"
     with tempfile.TemporaryDirectory() as parent:
         reference = Path(parent) / "reference"
         reference.mkdir()
-        live(reference, None)
+        live(reference, None, agent=args.agent)
         for game in range(args.games):
             folder = Path(parent) / f"game-{game}"
             folder.mkdir()
             wanted = args.kills * (game + 1) // args.games
             while kills.total() < wanted:
-                ending = live(folder, draw, in_commit=kills.total() % COMMITS == COMMITS - 1)
+                ending = live(folder, draw, agent=args.agent, in_commit=kills.total() % COMMITS == COMMITS - 1)
                 if ending == "whole":  # it was quicker than the kill: the next kills are for another one
                     different += not same_weights(folder, reference)
                     shutil.rmtree(folder)
@@ -259,16 +303,16 @@ def main(argv: list[str] | None = None) -> int:
                 kills[ending] += 1
                 lost += lost_turns(folder)[1]
                 damaged += damage(folder) is not None
-            live(folder, None)
+            live(folder, None, agent=args.agent)
             turns, missing = lost_turns(folder)
             seen += turns
             lost += missing
             same = same_weights(folder, reference)
             different += not same
             verdict = "equal" if same else "DIFFER"
-            print(f"game {game + 1}: {kills.total()} kills so far, {turns} turns, weights {verdict}", flush=True)
+            print(f"game {game + 1}: {kills.total()} kills so far, {turns} {what}, weights {verdict}", flush=True)
     print(f"{kills['killed']} kills at random moments, {kills['commit']} within a commit")
-    print(f"finished turns lost: {lost} of {seen}; damaged journals: {damaged}", end="")
+    print(f"finished {what} lost: {lost} of {seen}; damaged journals: {damaged}", end="")
     print(f"; trainings that ended differently: {different}")
     return int(bool(lost or damaged or different))
 

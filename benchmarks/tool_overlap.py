@@ -40,7 +40,7 @@ from typing import Any
 from agentrl.chat.renderer import Renderer
 from agentrl.generation.base import SamplingParams
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.garbage import earlier_objects_set_aside
+from agentrl.rollout.garbage import rare_collections
 from agentrl.rollout.limits import Limits
 from agentrl.testing.models import tiny_model
 from agentrl.testing.scripted import ScriptedGenerator
@@ -193,7 +193,7 @@ def measure(setting: Setting, repeats: int) -> list[Times]:
     play(engine, 1)
     work.check(setting.slept // setting.rollouts)
     all_times = []
-    with earlier_objects_set_aside():  # as in `train`
+    with rare_collections():  # as in `train`
         for _ in range(repeats):
             times, trajectories = timed(lambda: play(engine, setting.rollouts))
             work.check(setting.slept)

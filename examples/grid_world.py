@@ -122,11 +122,11 @@ def make_agent(
 
 def played(processor: Any, *, episodes: int, blunders: float, seed: int) -> list[Any]:
     """Episodes of a player who blunders now and then, as rows: the engine of training plays them."""
-    rng = random.Random(f"{seed} {blunders}")
     renderer = Renderer(processor, tools=True)
     worlds: dict[str, GridWorld] = {}
 
     def move(session: str, ids: list[int], params: SamplingParams) -> list[int]:
+        rng = random.Random(f"{seed} {blunders} {session} {len(ids)}")  # whichever episode comes first
         to = best_move(worlds[session]._picture()) if rng.random() >= blunders else rng.choice(list(MOVES))
         call = f'<tool_call>{{"name": "go", "arguments": {{"to": "{to}"}}}}</tool_call><|im_end|>'
         return list(processor.tokenizer(call)["input_ids"])

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat.families import recognise
+from agentrl.chat.families import Family
 from agentrl.chat.formats import CallSyntax, JsonCalls, Reasoning, TurnFormat
 from agentrl.chat.messages import REASONING_FIELDS
 from agentrl.chat.parsing import parse_turn
@@ -51,12 +51,15 @@ _TOOLS = [
 ]
 
 
-def find_format(template: Template, end_of_turn: str | None) -> TurnFormat | ResponseFormat | None:
+def find_format(
+    template: Template, end_of_turn: str | None, family: Family | None
+) -> TurnFormat | ResponseFormat | None:
     """Find how the model of a template writes a turn.
 
     Args:
-        template: The template; its tokenizer may bring a `response_template`.
+        template: The template in use; its tokenizer may bring a `response_template`.
         end_of_turn: The text that ends a turn, None where the next role's marker does.
+        family: The family of the model's own template, None where it is not known.
 
     Returns:
         The tokenizer's own format, else the family's, else one that reads what the template renders (this is
@@ -73,7 +76,6 @@ def find_format(template: Template, end_of_turn: str | None) -> TurnFormat | Res
     own = getattr(template.tokenizer, "response_template", None)
     if own is not None:
         return load_format(own)
-    family = recognise(template.source)
     if family is not None:
         return family.format
     derived = derive_format(template.render, end_of_turn)

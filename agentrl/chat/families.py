@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentrl.chat.formats import CallSyntax, Reasoning, TurnFormat
-from agentrl.chat.prefix import Render
+from agentrl.chat.prefix import Render, tool_schema
 from agentrl.chat.turns import prompt_after_results
 from agentrl.errors import TemplateError
 from agentrl.types import Message
@@ -29,9 +29,10 @@ class Family:
         markers: What the chat template must contain.
         foreign: What it must not contain: the markers of relatives with another format.
         format: How a turn is written.
-        training_template: File in `chat_templates/`; None where the members' own templates are exact, or show no tools.
+        training_template: File in `chat_templates/`; None where the members' own templates are exact, or not at hand.
         facts: What the training template has to know of the member's own: name of a variable, and a pattern whose
-            group is searched in the own rendering of a question.
+            group is searched in the own prompt for a question.
+        tools_are_ours: Whether that template writes tools in a form of ours, because the members were trained on none.
     """
 
     name: str
@@ -40,15 +41,18 @@ class Family:
     foreign: tuple[str, ...] = ()
     training_template: str | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    tools_are_ours: bool = False
 
 
 _HERMES = TurnFormat(CallSyntax.HERMES)
-_NO_CALLS = TurnFormat(None, reasoning=None)
 _PLAIN_HERMES = TurnFormat(CallSyntax.HERMES, reasoning=None)
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _QWEN = ("<tool_call>", "<tool_response>", "<tools>")
 _XML = ("<function=", "<parameter=")
 _MISTRAL = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]")
+_COHERE = ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|START_RESPONSE|>")
+# Command R7B's template opens a turn whether it is asked to or not.
+_COHERE_FACTS = {"generation_prompt": r"(<\|START_OF_TURN_TOKEN\|><\|CHATBOT_TOKEN\|>.*)\Z"}
 _DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")
 
 # The first match counts: a family stands in front of those whose markers are a part of its own.
@@ -69,8 +73,15 @@ FAMILIES = (
         _PLAIN_HERMES,
         foreign=_XML,
         training_template="qwen2_vl.jinja",
+        tools_are_ours=True,
     ),
-    Family("InternVL", (*_CHATML, "<IMG_CONTEXT>"), _PLAIN_HERMES, training_template="internvl.jinja"),
+    Family(
+        "InternVL",
+        (*_CHATML, "<IMG_CONTEXT>"),
+        _PLAIN_HERMES,
+        training_template="internvl.jinja",
+        tools_are_ours=True,
+    ),
     Family(
         "Qwen3",
         (*_CHATML, *_QWEN, "</think>", "reasoning_content"),
@@ -98,6 +109,11 @@ FAMILIES = (
         TurnFormat(CallSyntax.LLAMA, reasoning=None),
         training_template="llama3.jinja",
         facts={"date_string": r"Today Date: (.*)\n"},
+    ),
+    Family(
+        "Beam",
+        ("<|channel|>", "<rfl:parameter"),
+        TurnFormat(CallSyntax.BEAM, Reasoning(field="thinking")),
     ),
     Family(
         "GPT-OSS",
@@ -129,15 +145,55 @@ FAMILIES = (
         TurnFormat(CallSyntax.GEMMA, Reasoning("<|channel>thought\n", "<channel|>")),
         training_template="gemma4.jinja",
     ),
-    Family("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _PLAIN_HERMES, training_template="gemma3.jinja"),
-    Family("Phi-4-mini", ("<|tool|>", "<|/tool|>", "<|end|>"), TurnFormat(CallSyntax.PHI, reasoning=None)),
-    Family("Phi-3", ("<|end|>", "<|assistant|>", "<|user|>"), _NO_CALLS, foreign=("<|tool|>", "<|observation|>")),
+    Family(
+        "Gemma 3",
+        ("<start_of_turn>", "<end_of_turn>"),
+        _PLAIN_HERMES,
+        training_template="gemma3.jinja",
+        tools_are_ours=True,
+    ),
+    Family(
+        "Phi-4-mini",
+        ("<|tool|>", "<|/tool|>", "<|end|>"),
+        TurnFormat(CallSyntax.PHI, reasoning=None),
+        training_template="phi4_mini.jinja",
+    ),
+    Family(
+        "Phi-3",
+        ("<|end|>", "<|assistant|>"),
+        _PLAIN_HERMES,
+        foreign=("<|tool|>", "<|observation|>"),
+        training_template="phi.jinja",
+        facts={
+            "opening": r"\A(.*?)<\|user\|>",
+            "closing": r"probe(<\|end\|>\n?)",
+            "generation_prompt": r"(<\|assistant\|>\n?)\Z",  # the own one ends with EOS when it opens no turn
+        },
+        tools_are_ours=True,
+    ),
     Family(
         "Cohere 2",
-        ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+        (*_COHERE, "<|START_ACTION|>", "<|START_TOOL_RESULT|>"),
         TurnFormat(CallSyntax.COHERE, Reasoning("<|START_THINKING|>", "<|END_THINKING|>")),
+        training_template="cohere2.jinja",
+        facts=_COHERE_FACTS,
     ),
-    Family("Phi-4", ("<|im_start|>", "<|im_sep|>", "<|im_end|>"), _NO_CALLS),
+    Family(
+        "Tiny Aya",
+        _COHERE,
+        TurnFormat(CallSyntax.COHERE, reasoning=None),
+        training_template="cohere2.jinja",
+        facts=_COHERE_FACTS,
+        tools_are_ours=True,
+    ),
+    Family(
+        "Phi-4",
+        (*_CHATML, "<|im_sep|>"),
+        _PLAIN_HERMES,
+        training_template="phi.jinja",
+        facts={"opening": r"\A(.*?)<\|im_start\|>", "closing": r"probe(<\|im_end\|>\n?)"},
+        tools_are_ours=True,
+    ),
     Family("Magistral", (*_MISTRAL, "<think>", "</think>"), TurnFormat(CallSyntax.MISTRAL)),
     Family(
         "Mistral",
@@ -151,6 +207,7 @@ FAMILIES = (
         foreign=("[AVAILABLE_TOOLS]",),
         training_template="llava_next.jinja",
         facts={"opening": r"\A(.*?)\[INST\]"},
+        tools_are_ours=True,
     ),
     Family(
         "SmolVLM",
@@ -158,7 +215,9 @@ FAMILIES = (
         _PLAIN_HERMES,
         training_template="smolvlm.jinja",
         facts={"opening": r"\A(.*?)User:"},
+        tools_are_ours=True,
     ),
+    Family("SmolLM2", (*_CHATML, "role"), _PLAIN_HERMES, foreign=("tool", "think"), training_template="smollm2.jinja"),
 )
 
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
@@ -198,21 +257,21 @@ def training_template(family: Family, own: Render) -> str:
         raise TemplateError(f"There is no training template for {family.name}.")
     folder = importlib.resources.files("agentrl.chat_templates")
     source = folder.joinpath(family.training_template).read_text(encoding="utf-8")
-    known = {
-        "default_system": _default_system(own),
-        "generation_prompt": own([_QUESTION], None, True).removeprefix(own([_QUESTION], None, False)),
-        "results_prompt": prompt_after_results(own),
-        **{name: _fact(family, name, pattern, own) for name, pattern in family.facts.items()},
-    }
-    values = {name: "none" if value is None else json.dumps(value) for name, value in known.items()}
-    return "".join(f"{{%- set {name} = {value} -%}}\n" for name, value in values.items() if name in source) + source
+    values = {name: find(own) for name, find in _KNOWN.items() if name in source and name not in family.facts}
+    values |= {name: _fact(family, name, pattern, own) for name, pattern in family.facts.items()}
+    return "".join(f"{{%- set {name} = {_literal(value)} -%}}\n" for name, value in values.items()) + source
 
 
 _QUESTION: Message = {"role": "user", "content": "probe"}
 
 
+def _literal(value: str | list[str] | None) -> str:
+    """A value as Jinja writes it; a character that JSON escapes as two halves would fall apart there."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
 def _fact(family: Family, name: str, pattern: str, own: Render) -> str:
-    found = re.search(pattern, own([_QUESTION], None, False))
+    found = re.search(pattern, own([_QUESTION], None, True))
     if found is None:
         raise TemplateError(
             f"The chat template looks like one of {family.name} but does not write {pattern!r}, from which the "
@@ -230,3 +289,23 @@ def _default_system(own: Render) -> str | None:
     if not found or not text.startswith(header) or not text.endswith(footer):
         return None
     return text[len(header) : len(text) - len(footer)]
+
+
+def _generation_prompt(own: Render) -> str:
+    return own([_QUESTION], None, True).removeprefix(own([_QUESTION], None, False))
+
+
+def _openings(own: Render) -> list[str]:
+    """A question without and with a system prompt, and the same two with a tool."""
+    system: Message = {"role": "system", "content": "probe_system"}
+    prompts: list[list[Message]] = [[_QUESTION], [system, _QUESTION]]
+    return [own(prompt, tools, False) for tools in (None, [tool_schema("probe_tool")]) for prompt in prompts]
+
+
+_KNOWN: Mapping[str, Callable[[Render], str | list[str] | None]] = {
+    "default_system": _default_system,
+    "generation_prompt": _generation_prompt,
+    "results_prompt": prompt_after_results,
+    "openings": _openings,
+}
+"""What a training template can know of any member's own, by the name of the variable."""

@@ -33,6 +33,8 @@ class CallSyntax(StrEnum):
     """`[TOOL_CALLS][{"name": "f", "arguments": {}}]` or `[TOOL_CALLS]f[ARGS]{}`: Mistral, Ministral, Magistral."""
     HARMONY = "harmony"
     """Messages on channels, a call being a message to `functions.f`; also says what is reasoning: GPT-OSS."""
+    BEAM = "beam"
+    """As `HARMONY`, but each argument `<rfl:parameter name="k">\\nv\\n</rfl:parameter>`: Beam."""
     COHERE = "cohere"
     """`<|START_ACTION|>[{"tool_name": "f", "parameters": {}}]<|END_ACTION|>`: Command R7B, Command A."""
     GEMMA = "gemma"

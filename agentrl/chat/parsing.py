@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.chat.calls import syntax_of
-from agentrl.chat.calls.harmony import read_harmony
+from agentrl.chat.calls.harmony import read_beam, read_harmony
 from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall, refused
 from agentrl.chat.formats import CallSyntax, Reasoning, TurnFormat
 from agentrl.chat.prefix import call_id
@@ -53,6 +53,7 @@ def parse_turn(
     prompt: str,
     tools: list[dict[str, Any]] | None = None,
     first_call: int = 0,
+    stopped: bool = True,
 ) -> ParsedTurn:
     """Parse a sampled turn.
 
@@ -62,6 +63,7 @@ def parse_turn(
         prompt: The generation prompt in front of it, which may have opened a think block.
         tools: Tool schemas, which give types to arguments that the format writes as bare text.
         first_call: Number of calls earlier in the rollout, for the ids of calls to which the model gave none.
+        stopped: Whether a stop token stood behind the text, which is the only end that a last call of Beam has.
 
     Returns:
         The message and its calls.
@@ -69,7 +71,7 @@ def parse_turn(
     if isinstance(form, ResponseFormat):
         fields, written = read_by_template(text, form, prompt, tools)
     else:
-        fields, written = _read(text, form, prompt, tools)
+        fields, written = _read(text, form, prompt, tools, stopped)
     message: Message = {"content": "", **fields, "role": "assistant"}
     if not written:
         return ParsedTurn(message, [])
@@ -84,10 +86,14 @@ def parse_turn(
     return ParsedTurn(message, calls)
 
 
-def _read(text: str, form: TurnFormat, prompt: str, tools: Schemas) -> tuple[dict[str, str], list[WrittenCall]]:
+def _read(
+    text: str, form: TurnFormat, prompt: str, tools: Schemas, stopped: bool
+) -> tuple[dict[str, str], list[WrittenCall]]:
     """The fields of a turn, and its calls."""
     if form.calls is CallSyntax.HARMONY:
         content, thoughts, calls = read_harmony(prompt, text)
+    elif form.calls is CallSyntax.BEAM:
+        content, thoughts, calls = read_beam(prompt, text, tools, stopped)
     else:
         content, thoughts, calls = _scan(Text(text), form, prompt, tools)
     fields = {"content": _join(content)}

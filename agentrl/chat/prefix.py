@@ -220,19 +220,30 @@ _RESULTS = ("7", '{"price": [1, null], "note": "é <b>"}', "", " two words \n", 
 """Contents of tool results; those of one conversation differ."""
 
 
-def tool_conversations(render: Render) -> Iterator[list[Message]]:
+def tool_conversations(render: Render, *, images: bool = False) -> Iterator[list[Message]]:
     """Generate conversations of every shape that an episode can have.
 
     Args:
         render: The template. It decides where turns can have reasoning.
+        images: Whether messages can have images.
 
     Yields:
         Conversations of zero to three tool rounds, each with one or several calls, with and without a system
-        prompt, content and reasoning, with short, long, empty and non-ASCII texts, all with a final answer.
+        prompt, content and reasoning, with short, long, empty and non-ASCII texts, all with a final answer; where
+        messages can have images, also with images in the question and in every result.
     """
-    for index, thoughts in enumerate(_thoughts(render)):
+    kinds = _thoughts(render)
+    for index, thoughts in enumerate(kinds):
         for system, content, rounds in _SHAPES[1::2] if index else _SHAPES:
             yield _conversation(thoughts, system, content, rounds)
+    if images:
+        yield [_with_image(message) for message in _conversation(kinds[0], _SYSTEM, "", (1, 2))]
+
+
+def _with_image(message: Message) -> Message:
+    if message["role"] not in ("user", "tool"):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}, {"type": "image"}]}
 
 
 def _thoughts(render: Render) -> list[tuple[str, ...]]:

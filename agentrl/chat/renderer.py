@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.continuation import Continuation
 from agentrl.chat.derivation import find_format
+from agentrl.chat.families import recognise
 from agentrl.chat.forks import continue_or_fork
 from agentrl.chat.images import encode_with_images
 from agentrl.chat.messages import clean_messages
@@ -100,8 +101,8 @@ class Renderer:
         self._results_prompt = prompt_after_results(self._template.render) if tools and self._template else ""
         self._format = (
             None
-            if self._template is None
-            else find_format(self._template, None if self._end is None else self._end.text)
+            if own is None or self._template is None
+            else find_format(self._template, self.end_of_turn, recognise(own.source))
         )
         if tools and not self.reads_calls:
             raise TemplateError(
@@ -331,14 +332,13 @@ class Renderer:
         Returns:
             The message and its calls. Where the format of the model is not known, all text is content.
         """
-        if ids and ids[-1] in self.stop_ids:
-            ids = ids[:-1]
-        text = self._decode(ids)
+        stopped = bool(ids) and ids[-1] in self.stop_ids
+        text = self._decode(ids[:-1] if stopped else ids)
         if self._format is None:
             return ParsedTurn({"role": "assistant", "content": text.strip()}, [])
         # Some templates open a thought only in front of a first turn: one that answers results goes on with the last.
         prompt = self._results_prompt if first_call else self._prompt
-        return parse_turn(text, self._format, prompt=prompt, tools=tools, first_call=first_call)
+        return parse_turn(text, self._format, prompt=prompt, tools=tools, first_call=first_call, stopped=stopped)
 
     def text(self, ids: list[int]) -> str:
         """Decode ids without special tokens, for the completion of a text prompt.

@@ -108,14 +108,19 @@ def exact_template(own: Template | None) -> Choice:
     problem = proof.problem
     if family is not None and family.training_template is not None:
         trained = Template(own.tokenizer, training_template(family, own.render), own.variables, own.images)
-        if trained.generation_prompt != own.generation_prompt:
+        begun, own_begun = (_opening_of_turn(template) for template in (trained, own))
+        if begun != own_begun:
             problem += (
-                f"\nThe training template of {name} begins a turn with {trained.generation_prompt!r}, the own one "
-                f"with {own.generation_prompt!r}."
+                f"\nThe training template of {name} begins a turn with {begun!r}, the own one with {own_begun!r}."
             )
         elif (other := prove(trained).problem or _difference(own, trained)) is not None:
             problem += f"\nThe training template of {name} does not help: {other}"
         else:
+            if _lacks_tools(own.render):
+                form = "a form of ours, which RL has to teach" if family.tools_are_ours else "the form of that family"
+                logger.warning(
+                    "The chat template shows no tools; the training template of %s adds them in %s.", name, form
+                )
             return Choice(trained, Origin.FAMILY, name, proof.problem)
     if proof.repaired or (family is not None and prove(own).repaired):
         logger.warning(
@@ -187,7 +192,7 @@ def prove(template: Template, *, repair: bool = True) -> Proof:
             raise no_end_of_turn()
         rule = SuffixRule(template, end)
         problem, repaired = None, True
-        for messages in tool_conversations(render):
+        for messages in tool_conversations(render, images=template.images is not None):
             if (found := first_break(render, messages, PROBE_TOOLS)) is not None:
                 problem = problem or describe_break(messages, found)
                 repaired = repaired and repair and _rewrites_turns_only(render, messages, end)
@@ -200,6 +205,11 @@ def prove(template: Template, *, repair: bool = True) -> Proof:
     return Proof(problem, repaired=problem is not None and repaired)
 
 
+def _opening_of_turn(template: Template) -> str:
+    """What stands behind a question in a prompt; not every template writes less when no turn is to be opened."""
+    return template.render([{"role": "user", "content": "probe"}], None, True).rpartition("probe")[2]
+
+
 def _difference(own: Template, trained: Template) -> str | None:
     """Where a training template writes another prompt or suffix than the own one; rows have nothing else of it.
 
@@ -207,17 +217,16 @@ def _difference(own: Template, trained: Template) -> str | None:
     """
     ours, theirs = _remembering(trained), _remembering(own)
     tools = None if _lacks_tools(theirs) else PROBE_TOOLS
-    ends = [find_turn_end(template.tokenizer, template.render) for template in (own, trained)]
-    rules = [SuffixRule(template, end) for template, end in zip((own, trained), ends, strict=True) if end is not None]
-    for messages in tool_conversations(theirs):
+    end = find_turn_end(trained.tokenizer, trained.render)
+    assert end is not None  # the training template was proved
+    for messages in tool_conversations(theirs, images=own.images is not None):
         turn = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
         pairs = []
         with suppress(TemplateError):  # what the own one cannot render has no other rendering
             pairs.append([render(messages[:turn], tools, True) for render in (theirs, ours)])
             kept = tools is not None and first_break(theirs, messages, tools) is None
             for index, after in _rounds(messages) if kept else ():
-                results = messages[index + 1 : after]
-                pairs.append([rule.text(-1, messages[index], results, True) for rule in rules])
+                pairs.append([_tail(render, messages[:after], index, end) for render in (theirs, ours)])
         for pair in pairs:
             if len(set(pair)) > 1:
                 start = _agreement(*pair)

@@ -26,6 +26,7 @@ class TemplateReport:
         family: Name of its family, None where it is not known.
         own_problem: Why the own template is not exact for tool rounds, None where it is.
         origin: Which template is used with `reasoning="keep"`, None where it is refused.
+        tools_are_ours: Whether it writes tools in a form of ours, because the model was trained on none.
         refusal: Why it is refused.
         forks: Whether `reasoning="fork"` makes a difference: the template can be used so, and is not exact.
         end_of_turn: The token that ends a turn, None where there is none or the marker of the next role does it.
@@ -35,6 +36,7 @@ class TemplateReport:
     family: str | None
     own_problem: str | None
     origin: Origin | None
+    tools_are_ours: bool
     refusal: str | None
     forks: bool
     end_of_turn: str | None
@@ -49,7 +51,8 @@ class TemplateReport:
         lines = [f"family: {self.family or 'not known'}", f"end of turn: {self.end_of_turn!r}"]
         lines.append(f"own template: {self.own_problem or 'exact'}")
         if self.refusal is None:
-            lines.append(f"used with tools: {self.origin}")
+            ours = ", in a form of ours that RL has to teach" if self.tools_are_ours else ""
+            lines.append(f"used with tools: {self.origin}{ours}")
         else:
             lines.append(f"refused with tools: {self.refusal}")
         lines.append(f'reasoning="fork" {"makes a difference" if self.forks else "is refused or changes nothing"}')
@@ -88,10 +91,12 @@ def verify_template(
     plain, _ = _renderer(tokenizer, options)
     kept, refusal = _renderer(tokenizer, options | {"tools": True})
     forking, _ = _renderer(tokenizer, options | {"tools": True, "reasoning": "fork"})
+    origin = None if kept is None or kept.choice is None else kept.choice.origin
     return TemplateReport(
         family=None if family is None else family.name,
         own_problem=problem,
-        origin=None if kept is None or kept.choice is None else kept.choice.origin,
+        origin=origin,
+        tools_are_ours=family is not None and family.tools_are_ours and origin is Origin.FAMILY,
         refusal=refusal,
         forks=forking is not None and problem is not None,
         end_of_turn=None if plain is None else plain.end_of_turn,

@@ -22,18 +22,19 @@ def list_families(as_json: AsJson = False) -> None:
     rows = [
         {
             "family": family.name,
-            "calls": None if family.format.calls is None else str(family.format.calls),
+            "calls": str(family.format.calls),
             "training_template": family.training_template,
+            "tools_are_ours": family.tools_are_ours,
         }
         for family in FAMILIES
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    width = max(len(row["family"] or "") for row in rows)
-    for row in rows:
-        own = "own template" if row["calls"] else "no tools"
-        typer.echo(f"{row['family']:{width}}  {row['training_template'] or own}")
+    width = max(len(family.name) for family in FAMILIES)
+    for family in FAMILIES:
+        ours = ", tools in a form of ours" if family.tools_are_ours else ""
+        typer.echo(f"{family.name:{width}}  {family.training_template or 'own template'}{ours}")
 
 
 @app.command()
@@ -47,7 +48,7 @@ def show(family: Annotated[str, typer.Argument(help="A name from `agentrl templa
         typer.echo(f"There is no family {family!r}; see `agentrl templates list`.", err=True)
         raise typer.Exit(2)
     if found.training_template is None:
-        typer.echo(f"{found.name} has no training template: its models' own templates are used, or show no tools.")
+        typer.echo(f"{found.name} has no training template: its models' own templates are used.")
         return
     folder = importlib.resources.files("agentrl.chat_templates")
     typer.echo(folder.joinpath(found.training_template).read_text(encoding="utf-8"))

@@ -141,7 +141,9 @@ class Probed(Protocol):
     def exact(self) -> bool:
         """Whether it computes in float32, so that its logprobs are to equal the trainer's."""
 
-    async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
+    async def probe(
+        self, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> dict[str, Sample]:
         """Sample the same turn from every copy, by its name."""
 
 

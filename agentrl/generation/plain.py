@@ -1,11 +1,11 @@
 """Generation by `model.generate`, for models and settings that the local generator cannot serve.
 
-The requests that wait at the moment and sample alike become one left-padded batch; whoever comes later
-waits for the whole batch, and every turn prefills its whole row. What is kept is exactness: the ids up to
-and including the stop id, the logprobs of the distribution that `generate` has processed, and one seed a
-turn. The draw itself is ours (the last logits processor leaves a single token), so a turn's tokens do not
-depend on the rows beside it, up to floating point. Settings that look at the padded ids
-(`no_repeat_ngram_size`, say) see the padding too."""
+The requests that wait at the moment and sample alike become one left-padded batch; whoever comes later waits for the
+whole batch, and every turn prefills its whole row. Images are encoded once all the same: `generate` gets features,
+which stay until the weights change. What is kept is exactness: the ids up to and including the stop id, the logprobs
+of the distribution that `generate` has processed, and one seed a turn. The draw itself is ours (the last logits
+processor leaves a single token), so a turn's tokens do not depend on the rows beside it, up to floating point.
+Settings that look at the padded ids (`no_repeat_ngram_size`, say) see the padding too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentrl.generation.runner import inference
 from agentrl.generation.sampling import draw, settings
 from agentrl.generation.support import context_length
 from agentrl.generation.threaded import Answer, ThreadedGenerator, explain
-from agentrl.generation.vision import placeholder_id, vision_inputs
+from agentrl.generation.vision import VisionModel, vision_inputs
 from agentrl.types import FinishReason, ImageSpan, Sample
 
 _REFUSED = {
@@ -117,13 +117,21 @@ class _Batches:
         autocast: Callable[[], AbstractContextManager[object]] | None,
         stats: GenerationStats,
     ):
-        self.model = model
         self._options = options
         self._autocast = autocast
         self._stats = stats
-        self._placeholder_id = placeholder_id(model)
         self._version = 0
         self._rows: list[_Row] = []
+        self.model = model
+
+    @property
+    def model(self) -> Any:
+        """The model that is run."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model, self._vision = model, VisionModel(model, self._stats)
 
     @property
     def busy(self) -> bool:
@@ -132,9 +140,11 @@ class _Batches:
     def submit(
         self, name: str, ids: list[int], params: SamplingParams, done: Answer, images: tuple[ImageSpan, ...] = ()
     ) -> _Row:
-        if images and self._placeholder_id is None:
+        placeholder_id = self._vision.placeholder_id
+        if images and placeholder_id is None:
             raise GenerationError("the row has images, but the model sees none; pass a vision-language model")
-        row = _Row(name, model_ids(ids, images, self._placeholder_id), params, done, images)
+        row = _Row(name, model_ids(ids, images, placeholder_id), params, done, images)
+        self._vision.hold(name, images)
         self._rows.append(row)
         return row
 
@@ -143,10 +153,12 @@ class _Batches:
             self._rows.remove(request)
 
     def release(self, name: str) -> None:
-        """Nothing is kept between turns."""
+        """Forget a session; of its row nothing was kept but the features of images."""
+        self._vision.let_go(name)
 
     def renew(self, version: int) -> None:
         self._version = version
+        self._vision.forget()
 
     def fail(self, error: Exception) -> None:
         rows, self._rows = self._rows, []
@@ -214,16 +226,21 @@ class _Batches:
                 **self._image_inputs(batch, width, device),
             )
 
-    def _image_inputs(self, batch: list[_Row], width: int, device: torch.device) -> dict[str, Tensor]:
+    def _image_inputs(self, batch: list[_Row], width: int, device: torch.device) -> dict[str, Any]:
         """What `generate` is told of images; nothing where no row has one."""
         images = [span.image for row in batch for span in row.images]
         if not images:
             return {}
-        assert self._placeholder_id is not None
-        self._stats.images_encoded += len(images)
-        types = [image_types(row.ids, row.images, self._placeholder_id) for row in batch]
+        placeholder_id = self._vision.placeholder_id
+        assert placeholder_id is not None
+        types = [image_types(row.ids, row.images, placeholder_id) for row in batch]
         types_BT = torch.tensor([[0] * (width - len(own)) + own for own in types], device=device)
-        return vision_inputs(self.model, join_inputs(images), types_BT)
+        inputs = join_inputs(images)
+        if not self._vision.takes_features:
+            self._stats.images_encoded += len(images)
+            return vision_inputs(self.model, inputs, types_BT)
+        del inputs["pixel_values"]
+        return vision_inputs(self.model, inputs, types_BT) | self._vision.features(images)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from agentrl.generation.base import GenerationStats
 from agentrl.types import Image, ImageSpan
 
 _KEPT_BYTES = 2**28
-"""Features that are kept for other rows with the same picture."""
+"""Features that are kept for other rows with the same picture, besides those that are held."""
 
 
 def row_keys(ids: Sequence[int], images: Sequence[ImageSpan], placeholder_id: int) -> list[int]:
@@ -64,6 +64,7 @@ class VisionModel:
     Attributes:
         placeholder_id: The id that stands for a feature of an image; None for a model of text.
         bidirectional: Whether the tokens of an image see each other, also those behind them.
+        takes_features: Whether its forward takes features in the place of pixels.
     """
 
     def __init__(self, model: PreTrainedModel, stats: GenerationStats) -> None:
@@ -72,7 +73,9 @@ class VisionModel:
         self._stats = stats
         self.placeholder_id = placeholder_id(model)
         self.bidirectional = sees_images_whole(model)
+        self.takes_features = "mm_encoder_outputs" in inspect.signature(self._model.forward).parameters
         self._features: OrderedDict[str, Any] = OrderedDict()
+        self._held: dict[str, set[str]] = {}
         encode = getattr(self._model, "get_image_features", None)
         self._accepted = () if encode is None else tuple(inspect.signature(encode).parameters)
 
@@ -93,6 +96,15 @@ class VisionModel:
             return {}
         return {"mm_encoder_outputs": {"image": _join([self._encoded(image) for image in images])}}
 
+    def hold(self, session: str, images: Sequence[ImageSpan]) -> None:
+        """Keep the features of a session's images, however many there are, because each turn asks for them again."""
+        if images:
+            self._held[session] = {span.image.digest for span in images}
+
+    def let_go(self, session: str) -> None:
+        """Keep the features of a session's images no longer than those of any other."""
+        self._held.pop(session, None)
+
     def forget(self) -> None:
         """Drop features: the weights that made them have changed."""
         self._features.clear()
@@ -109,10 +121,21 @@ class VisionModel:
         output = self._model.get_image_features(**inputs, return_dict=True)
         self._stats.images_encoded += 1
         kept = {name: output[name] for name in ("pooler_output", "deepstack_features") if output.get(name) is not None}
-        self._features[image.digest] = encoded = type(output)(**kept)
-        while len(self._features) > 1 and sum(map(_size, self._features.values())) > _KEPT_BYTES:
-            self._features.popitem(last=False)
+        encoded = type(output)(**kept)
+        self._make_room()
+        self._features[image.digest] = encoded
         return encoded
+
+    def _make_room(self) -> None:
+        """Drop the features that were not asked for the longest, if there are too many."""
+        held = set().union(*self._held.values())
+        others = {digest: _size(features) for digest, features in self._features.items() if digest not in held}
+        excess = sum(others.values()) - _KEPT_BYTES
+        for digest, size in others.items():
+            if excess <= 0:
+                return
+            del self._features[digest]
+            excess -= size
 
 
 def vision_inputs(model: Any, inputs: Mapping[str, Tensor], types_ST: Tensor) -> dict[str, Tensor]:

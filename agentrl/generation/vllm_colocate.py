@@ -91,6 +91,8 @@ class VllmColocateGenerator(ThreadedGenerator):
         else:
             options["enforce_eager"] = True  # compiling takes minutes, and gains little on the CPU
             options["enable_chunked_prefill"] = False  # with seeds it ends the engine there (vLLM 0.32)
+            if "linear_attention" in (getattr(policy.config.get_text_config(), "layer_types", None) or ()):
+                options["enable_prefix_caching"] = False  # that of recurrent layers goes with chunked prefill alone
         if processor is not None:
             options["limit_mm_per_prompt"] = {"video": 0}
             options["mm_processor_cache_gb"] = 0  # nothing is left to process
@@ -112,10 +114,12 @@ class VllmColocateGenerator(ThreadedGenerator):
         """Whether it computes in float32, so that its logprobs are to be the trainer's."""
         return self._dtype == torch.float32
 
-    async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
+    async def probe(
+        self, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> dict[str, Sample]:
         """Sample a turn for comparison with the trainer."""
         rank = distributed.get_rank() if distributed.is_initialized() else 0
-        return {f"vLLM in process {rank}": await self.sample("probe", ids, params)}
+        return {f"vLLM in process {rank}": await self.sample("probe", ids, params, images)}
 
     def wake(self) -> None:
         """Turns are about to be sampled; see `Phased`. The thread starts, also where no turn will be asked for."""

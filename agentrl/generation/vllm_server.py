@@ -156,9 +156,11 @@ class VllmServerGenerator:
                 return sample
         raise AssertionError("every attempt ends in a sample or an error")
 
-    async def probe(self, ids: Sequence[int], params: SamplingParams) -> dict[str, Sample]:
+    async def probe(
+        self, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
+    ) -> dict[str, Sample]:
         """Sample the same turn on every engine of every server, for comparison with the trainer."""
-        return {str(home): await self._ask(home, ids, params) for home in self._guests}
+        return {str(home): await self._ask(home, ids, params, images) for home in self._guests}
 
     def release(self, session: str) -> None:
         """Forget where a session is."""

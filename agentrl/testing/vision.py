@@ -173,7 +173,7 @@ def _gemma3(text: dict[str, Any]) -> tuple[PreTrainedModel, ProcessorMixin]:
     layers = ["sliding_attention", "full_attention"]
     gemma = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, "layer_types": layers}
     config = Gemma3Config(
-        text_config=_text_of(tokenizer, **gemma, **text),
+        text_config=_text_of(tokenizer, **gemma | text),
         vision_config={**_VISION, "model_type": "siglip_vision_model", "image_size": 16, "vision_use_head": False},
         mm_tokens_per_image=4,
         image_token_index=tokenizer.image_token_id,

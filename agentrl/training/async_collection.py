@@ -5,12 +5,19 @@ window may start once the weights that the generator has are at most `max_stalen
 that will train on it, which is known beforehand. So staleness is bounded by what is started, nothing that was played is
 thrown away, and every process decides alike without asking the others. Starting is all that the trainer does; episodes
 then go on by themselves on the engine's loop, across updates of the weights.
+
+What a run that was killed has played of a window, it finds in the journal when it starts that again. Its last
+checkpoint may lie behind: then tokens were drawn by weights that are gone, though trained again from the same rollouts
+they come out the same where arithmetic is deterministic. So the journal knows weights by digests. A window is taken
+from it if the weights that start it are those that had the same version before: all that drew its tokens are then at
+most `max_staleness` steps away from them. And such a token counts as drawn by the very weights that train on it only if
+those, too, are the same as before; else as a stale one, whose ratio is against its recorded logprob.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -18,6 +25,7 @@ from typing import Any, NamedTuple
 from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Phased
 from agentrl.generation.threaded import ThreadedGenerator
+from agentrl.rollout.journal.entry import Window
 from agentrl.rollout.play import Play
 from agentrl.training.async_arguments import AsyncOptions
 from agentrl.training.batching import MicroBatch
@@ -25,7 +33,7 @@ from agentrl.training.collection import Collector
 from agentrl.training.draws import Draw
 from agentrl.training.finished import FinishedRow, Place
 from agentrl.training.metrics import MetricStore
-from agentrl.training.windows import TrainingRow, mark_stale, staleness
+from agentrl.training.windows import TrainingRow, drawn_before, mark_stale, staleness
 from agentrl.types import Task, Trajectory
 
 
@@ -51,12 +59,14 @@ class Ahead:
         tasks: This process's tasks.
         rows: Which of them are being played, in the order of the play.
         play: Those.
+        window: Its place in the journal, which has what was played of it before the run was cut off.
         parts: What is rewarded already, and which rows that is.
     """
 
     tasks: list[Task]
     rows: list[int]
     play: Play
+    window: Window
     parts: list[tuple[list[int], Draw]] = field(default_factory=list)
 
     @property
@@ -95,6 +105,9 @@ class AsyncCollector(Collector):
         super().__init__(*args, **keywords)
         self._ahead: dict[Any, Ahead] = {}
         self._recovered: dict[Place, FinishedRow] = {}
+        self._before: dict[int, str] | None = None  # weights of the run until it was cut off, by version
+        self._noted: int | None = None
+        self._as_before = False
         self.restart_clocks()
 
     def _prepare_generator(self) -> None:
@@ -132,6 +145,7 @@ class AsyncCollector(Collector):
             self.generator.wake()
         self._syncing += time.monotonic() - began
         assert self._synced is not None
+        self.note_weights()
         for window in upcoming if self.args.max_staleness else ():
             if not may_start(window.step, self._synced, self.args.max_staleness):
                 break
@@ -140,17 +154,23 @@ class AsyncCollector(Collector):
 
     def _start(self, identity: Any, tasks: list[Task], step: int | None = None) -> Ahead:
         """Play what is not finished already."""
-        self._open_window(identity, step=step, one_policy=not self.args.max_staleness)
+        step = self.trainer.state.global_step if step is None else step
+        window = self._open_window_ahead(identity, step)
         kept = {
             row: self._recovered.pop((task.group, task.member)).of(task)
             for row, task in enumerate(tasks)
-            if (task.group, task.member) in self._recovered
+            if self._may_use(self._recovered.get((task.group, task.member)), step)
         }
         rows = [row for row in range(len(tasks)) if row not in kept]
-        ahead = Ahead(tasks, rows, self.engine.start([tasks[row] for row in rows]))
+        ahead = Ahead(tasks, rows, self.engine.start([tasks[row] for row in rows]), window)
         if kept:
             ahead.parts.append((list(kept), Draw.of(kept.values())))
         return ahead
+
+    def _may_use(self, kept: FinishedRow | None, step: int) -> bool:
+        """Whether there is a rollout that is not too stale for a step: `max_staleness` may be another one by now."""
+        oldest = step - self.args.max_staleness
+        return kept is not None and all(turn.weights_version >= oldest for turn in kept.trajectory.turns)
 
     def _take(self, identity: Any, tasks: list[Task]) -> Draw:
         """Wait for a window; in evaluation play one."""
@@ -162,12 +182,52 @@ class AsyncCollector(Collector):
             self.engine.wait(ahead.play, [other.play for other in self._ahead.values()])
         self._waited += time.monotonic() - began
         self._reward_finished(ahead)
-        return Draw.join(len(tasks), ahead.parts)
+        draw = Draw.join(len(tasks), ahead.parts)
+        self._distrust(draw, set(range(len(tasks))).difference(ahead.rows), ahead.window)
+        return draw
 
     def _draw_again(self, identity: Any, tasks: list[Task]) -> Draw:
         """In the journal too they belong to this window, not to the one that was begun last."""
-        self._open_window(identity, one_policy=not self.args.max_staleness)
-        return super()._draw_again(identity, tasks)
+        window = self._open_window_ahead(identity, self.trainer.state.global_step, again=True)
+        draw = super()._draw_again(identity, tasks)
+        self._distrust(draw, (), window)
+        return draw
+
+    def _distrust(self, draw: Draw, kept: Collection[int], window: Window) -> None:
+        """Count nothing as drawn by the weights of now that was drawn before the run was cut off.
+
+        Args:
+            draw: The rows.
+            kept: Those that a checkpoint has kept.
+            window: Has the numbers of those that the journal has kept.
+        """
+        if not self.args.max_staleness or self._as_before:
+            return
+        found = set(window.found.values())
+        for row, trajectory in enumerate(draw.trajectories):
+            if row in kept or trajectory.record in found:
+                draw.trajectories[row] = drawn_before(trajectory, self.trainer.state.global_step)
+
+    def _open_window_ahead(self, identity: Any, step: int, *, again: bool = False) -> Window:
+        """Say in the journal which window is played, and which optimizer step will train on it.
+
+        Args:
+            identity: Which window.
+            step: The optimizer step.
+            again: Whether this process has begun it already.
+        """
+        if not self.args.max_staleness:  # one policy plays it
+            self._open_window(identity)
+            return Window()
+        assert self._synced is not None
+        return self.recorder.open_window_ahead(
+            identity,
+            step,
+            self._settings,
+            version=self._synced,
+            oldest_version=step - self.args.max_staleness,
+            anew=not (again or self._as_before),
+        )
 
     def _reward_finished(self, ahead: Ahead) -> None:
         finished = dict(sorted(ahead.finished.items()))
@@ -201,6 +261,19 @@ class AsyncCollector(Collector):
         """Use these rollouts, which a checkpoint has kept, in the place of playing them."""
         self._recovered = rows
 
+    def note_weights(self) -> None:
+        """Tell the journal which weights the optimizer has made, and see whether it had the same before."""
+        version = self.trainer.state.global_step
+        if not self.args.max_staleness or self._noted == version:
+            return
+        if self._before is None:
+            self._before = self.recorder.weights()
+        self._noted = version
+        self._as_before = self.recorder.add_weights(self._noted) == self._before.get(self._noted)
+
+    def _forget_weights(self) -> None:
+        self._before, self._noted, self._as_before = None, None, False
+
     def restart_clocks(self) -> None:
         """Measure from now on."""
         self._staleness: list[int] = []
@@ -223,4 +296,5 @@ class AsyncCollector(Collector):
             ahead.play.future.cancel()
         self._ahead.clear()
         self._recovered = {}
+        self._forget_weights()
         super().close()

@@ -65,6 +65,7 @@ class AsyncTraining(RolloutTrainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process has played ahead as well."""
         finished = list(self.collector.settle(self.reports.metrics[True]))
+        self.collector.note_weights()
         super()._save_rng_state(output_dir)
         save_finished(output_dir, finished, training_shape(self.args))
 

@@ -22,9 +22,19 @@ def policy_digest(model: torch.nn.Module, settings: Any) -> str:
         model: The policy.
         settings: Whatever else decides what is sampled; its `repr` counts.
     """
+    return settings_digest(settings) + weights_digest(model)
+
+
+def settings_digest(settings: Any) -> str:
+    """Digest settings by their `repr`."""
+    return hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest()
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Digest this process's part of a model's weights."""
     parameters = list(model.named_parameters())
-    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    digest.update(repr([(name, p.shape, p.dtype) for name, p in parameters]).encode())
+    names = repr([(name, p.shape, p.dtype) for name, p in parameters])
+    digest = hashlib.blake2b(names.encode(), digest_size=16)
     sums = [bit_sum(parameter) for _, parameter in parameters]
     digest.update(repr([int(value) for value in torch.stack(sums).tolist()] if sums else "").encode())
     return digest.hexdigest()

@@ -3,11 +3,10 @@
 They were paid for, and an asynchronous run has many of them at any time. Each process writes its own, rewarded, as
 lines of JSON; a resumed run finds a rollout by its group and its place in it, whichever process plays that by now.
 
-The journal has these rollouts too, and cannot serve instead. A checkpoint has to be whole by itself: it may be resumed
-elsewhere, by other numbers of processes (each reads its own journal only), without a journal or with a pruned one. The
-journal gives back what one policy played, which it knows by a digest of weights; these were drawn by several, and only
-the checkpoint says which of them were there when it was written. And they are rewarded: their environments are gone,
-and what reward functions logged with `log_extra` is nowhere else.
+The journal has these rollouts too, and cannot serve instead: it gives back what ended after the checkpoint. A
+checkpoint has to be whole by itself: it may be resumed elsewhere, by other numbers of processes (each reads its own
+journal only), without a journal or with a pruned one. And these are rewarded: their environments are gone, and what
+reward functions logged with `log_extra` is nowhere else.
 """
 
 from __future__ import annotations

@@ -151,7 +151,9 @@ class Player:
         self.rewards.to(args.device)
         self.engine.hands_over_environments = self.rewards.see_environments
         self._synced: int | None = None
-        self._check = SamplerCheck(trainer, args, model, self.generator, self.tokenizer, self.sampling, self.engine)
+        self._check = SamplerCheck(
+            trainer, args, model, self.generator, self.tokenizer, self.renderer, self.sampling, self.engine
+        )
 
     def weights_changed(self) -> None:
         """Take notice that the weights may have changed without an optimizer step."""
@@ -173,10 +175,9 @@ class Player:
     def _prepare_generator(self) -> None:
         """Called once the generator is there; it may share the policy's weights: one rests while the other works."""
 
-    def _open_window(self, identity: Any, *, step: int | None = None, one_policy: bool = True) -> None:
+    def _open_window(self, identity: Any) -> None:
         """Say in the journal which window what is played from now on belongs to; see `Recorder.open_window`."""
-        step = self.trainer.state.global_step if step is None else step
-        self.recorder.open_window(identity, step, self._settings if one_policy else None)
+        self.recorder.open_window(identity, self.trainer.state.global_step, self._settings)
 
     def _draw(self, tasks: list[Task]) -> Draw:
         """Play tasks and reward them."""

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.rollout.journal.entry import Window
 from agentrl.rollout.journal.journal import Journal
 from agentrl.training.arguments import RolloutConfig
-from agentrl.training.fingerprint import policy_digest
+from agentrl.training.fingerprint import policy_digest, settings_digest, weights_digest
 from agentrl.types import Task, Trajectory
 
 
@@ -50,16 +51,52 @@ class Recorder:
         Args:
             identity: Which window of training it is, None for one of evaluation.
             step: Optimizer steps so far.
-            settings: What decides, besides weights and tasks, what is sampled; None for a window that more than one
-                policy plays, of which nothing is ever used again.
+            settings: What decides, besides weights and tasks, what is sampled.
         """
         if self.journal is None:
             return
         train = identity is not None
-        policy = policy_digest(self._model, settings) if train and settings is not None else ""
+        policy = policy_digest(self._model, settings) if train else ""
         self.journal.open_window(
             kind="train" if train else "eval", step=step, identity=identity, policy=policy, weights_version=step
         )
+
+    def open_window_ahead(
+        self, identity: Any, step: int, settings: Any, *, version: int, oldest_version: int, anew: bool
+    ) -> Window:
+        """A window of training is about to be played, by weights that change meanwhile.
+
+        Args:
+            identity: Which one.
+            step: Optimizer steps before it is trained on.
+            settings: What decides, besides weights and tasks, what is sampled.
+            version: Of the weights that begin to play it.
+            oldest_version: What older weights have drawn of it, before the run was cut off, is played again.
+            anew: All that was played of it before is played again.
+        """
+        if self.journal is None:
+            return Window()
+        return self.journal.open_window(
+            kind="train",
+            step=step,
+            identity=identity,
+            policy=settings_digest((settings, step)),
+            weights_version=version,
+            anew=anew,
+            oldest_version=oldest_version,
+        )
+
+    def weights(self) -> dict[int, str]:
+        """The digest that each version of the weights had in the run so far, also before it was cut off."""
+        return {} if self.journal is None else self.journal.weights()
+
+    def add_weights(self, version: int) -> str:
+        """Note which weights the policy has now, under this version; gives their digest."""
+        if self.journal is None:
+            return ""
+        digest = weights_digest(self._model)
+        self.journal.add_weights(version, digest)
+        return digest
 
     async def played(self, tasks: Sequence[Task]) -> list[Trajectory] | None:
         """What a `rollout_func` made of tasks before; None unless it is there of all of them.

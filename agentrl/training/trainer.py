@@ -22,7 +22,7 @@ from agentrl.errors import ConfigurationError
 from agentrl.generation.base import Generator
 from agentrl.objectives.aggregation import Denominators
 from agentrl.rollout.endpoint.programs import Agent, Program
-from agentrl.rollout.garbage import earlier_objects_set_aside
+from agentrl.rollout.garbage import rare_collections
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.batching import MicroBatch, counts_of
@@ -315,7 +315,7 @@ class RolloutTrainer(LifeCycle):
         self.collector.weights_changed()
         self.regularization.reset()
         try:
-            with earlier_objects_set_aside():
+            with rare_collections():
                 return super().train(*args, **kwargs)
         finally:
             self.is_in_train = False

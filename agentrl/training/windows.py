@@ -143,6 +143,23 @@ def staleness(row: TrainingRow, version: int) -> list[int]:
     return [version - drawn for turn in row.trajectory.turns for drawn in turn.versions] if row.trained else []
 
 
+def drawn_before(trajectory: Trajectory, version: int) -> Trajectory:
+    """The same, with what weights of this version or newer ones drew counted to the version before.
+
+    For tokens that were drawn before a run was cut off: what has the same version now may be other weights.
+    """
+    newest = version - 1
+    turns = [
+        replace(
+            turn,
+            weights_version=min(turn.weights_version, newest),
+            updates=tuple((index, min(later, newest)) for index, later in turn.updates),
+        )
+        for turn in trajectory.turns
+    ]
+    return replace(trajectory, turns=turns)
+
+
 def mark_stale(batches: Sequence[MicroBatch], rows: Sequence[TrainingRow], version: int) -> list[MicroBatch]:
     """Note which targets of micro-batches were drawn by older weights than those of `version`.
 

@@ -136,7 +136,7 @@ def test_vision_reuse(run):
     code, lines = run("vision_reuse.py", "--quick")
     assert code == 0
     ratios = {line.split()[0]: float(line.split()[6]) for line in lines if line.startswith(("local ", "plain "))}
-    assert ratios["local"] == 1.0 < ratios["plain"]
+    assert ratios == {"local": 1.0, "plain": 1.0}
 
 
 def test_vision_rows(run):

@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.chat.families import recognise
+from agentrl.chat.families import FAMILIES, recognise
+from agentrl.chat.formats import TurnFormat
+from agentrl.chat.parsing import parse_turn
 from agentrl.chat.prefix import first_break, missing_tool_parts, tool_call
 from agentrl.chat.renderer import Renderer
 from agentrl.chat.repair import Origin
@@ -22,7 +24,8 @@ from agentrl.rollout.tools import make_tools
 from agentrl.testing.invariants import assert_row_invariants
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.types import Message, Outcome, Task, Trajectory
-from tests.chat.members import OTHERS, TOOL_USERS, Member
+from tests.chat.members import NOT_AT_HAND, TOOL_USERS, Member
+from tests.chat.written_calls import WRITERS
 from tests.docs import tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
@@ -71,8 +74,9 @@ class Episode:
 
 
 @cache
-def renderer(member: Member, reasoning: Literal["keep", "fork"] = "keep") -> Renderer:
-    tokenizer, variables, eos = member.tokenizer(), member.variables, member.eos_ids
+def renderer(member: Member, reasoning: Literal["keep", "fork"] = "keep", seed: int | None = None) -> Renderer:
+    tokenizer, variables = member.tokenizer(seed), member.variables
+    eos = member.eos_ids_of(tokenizer)
     return Renderer(tokenizer, tools=True, template_kwargs=variables, eos_ids=eos, reasoning=reasoning)
 
 
@@ -88,6 +92,10 @@ def thoughts(member: Member) -> tuple[str | None, ...]:
     return ("because",) if reasoning.opening in prompt else (None, "because")
 
 
+Round = tuple[str, list[tuple[str, dict[str, Any]]]]
+"""What a turn says, and its calls."""
+
+
 @cache
 def play(member: Member, thought: str | None, parallel: bool) -> Episode:
     """Play three turns: one call, two calls (or one), and the answer.
@@ -97,11 +105,19 @@ def play(member: Member, thought: str | None, parallel: bool) -> Episode:
         thought: The reasoning of every turn.
         parallel: Whether the second turn has two calls.
     """
-    bridge = renderer(member)
+    rounds = [("", CALLS[:1]), ("Let me see.", CALLS[1 : 3 if parallel else 2])]
+    return play_rounds(member, renderer(member), thought, "Be brief.", rounds)
+
+
+def play_rounds(
+    member: Member, bridge: Renderer, thought: str | None, system: str | None, rounds: list[Round]
+) -> Episode:
+    """Play turns with calls, and an answer."""
     template = bridge.choice.template
     field = recognise(member.source).format.reasoning
     extra = {} if thought is None else {field.field: thought}
-    messages: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How much?"}]
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": "How much?"})
     prompt = list(messages)
     script: list[list[int]] = []
 
@@ -117,14 +133,14 @@ def play(member: Member, thought: str | None, parallel: bool) -> Episode:
         messages.extend([turn, *answers])
 
     number = 0
-    for content, count in (("", 1), ("Let me see.", 2 if parallel else 1)):
-        made = [tool_call(number + index, *CALLS[number + index]) for index in range(count)]
+    for content, calls in rounds:
+        made = [tool_call(index, *call) for index, call in enumerate(calls, number)]
         answers = [
             {"role": "tool", "name": name, "tool_call_id": call["id"], "content": globals()[name](**arguments)}
-            for call, (name, arguments) in zip(made, CALLS[number:], strict=False)
+            for call, (name, arguments) in zip(made, calls, strict=True)
         ]
         write({"role": "assistant", "content": content, **extra, "tool_calls": made}, answers)
-        number += count
+        number += len(calls)
     write({"role": "assistant", "content": "It is seven.", **extra}, [])
 
     expected = encode(bridge, template.render(messages, SCHEMAS, False).rstrip("\n "))
@@ -191,7 +207,28 @@ def assert_read(episode: Episode) -> None:
 def assert_reasoning_kept(episode: Episode, field: str, thought: str) -> None:
     """Every turn was read with its reasoning; that the row has it is in `assert_exact`."""
     turns = [message for message in episode.trajectory.completion if message["role"] == "assistant"]
-    assert [turn.get(field) for turn in turns] == [thought] * 3
+    assert [turn.get(field) for turn in turns] == [thought] * len(turns)
+
+
+def assert_read_as_written(form: TurnFormat, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    """Calls that are written as models of that format write them are read back."""
+    [write] = [write for write, syntax in WRITERS.items() if syntax is form.calls]
+    turn = parse_turn(write(calls), form, prompt="<|start|>assistant", tools=SCHEMAS)
+    assert [(call.name, call.arguments, call.error) for call in turn.calls] == [(*call, None) for call in calls]
+
+
+def assert_images_shown(member: Member) -> None:
+    """The template in use shows an image in a question, and in a result."""
+    template = renderer(member).choice.template
+    call = {"role": "assistant", "content": "", "tool_calls": [tool_call(0, "look_up", CALLS[0][1])]}
+
+    def size(asked: int, answered: int) -> int:
+        blocks = [[{"type": "text", "text": "See"}, *[{"type": "image"}] * count] for count in (asked, answered)]
+        question = {"role": "user", "content": blocks[0]}
+        result = {"role": "tool", "name": "look_up", "tool_call_id": call["tool_calls"][0]["id"], "content": blocks[1]}
+        return len(template._apply([question, call, result], SCHEMAS, False))
+
+    assert size(2, 1) - size(1, 1) == size(1, 2) - size(1, 1) > 0
 
 
 def equals_own_render(member: Member, messages: list[Message]) -> bool | None:
@@ -208,37 +245,41 @@ def equals_own_render(member: Member, messages: list[Message]) -> bool | None:
 # The table ----------------------------------------------------------------------------------------------------
 
 _COLUMNS = (
-    *("model", "family", "its own template", "used with tools"),
-    *("rows exact", "calls read", "several calls", "reasoning", "forked"),
+    *("model", "family", "its own template", "used with tools", "tool format"),
+    *("rows exact", "calls read", "several calls", "reasoning", "forked", "images"),
 )
 
 
 def table() -> str:
     """The table of docs/models.md."""
     header = f"| {' | '.join(_COLUMNS)} |\n|{' --- |' * len(_COLUMNS)}\n"
-    return header + "".join(map(_row, (*TOOL_USERS, *OTHERS)))
+    rows = [*map(_cells, TOOL_USERS), *map(_cells_without_template, NOT_AT_HAND)]
+    return header + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
 
 
-def _row(member: Member) -> str:
+def _cells(member: Member) -> list[str]:
     family = recognise(member.source)
-    cells = [member.name + (" (sees images)" if member.images else ""), family.name, _own(member)]
-    if member in OTHERS:
-        return f"| {' | '.join([*cells, 'refused', '', '', '', '', ''])} |\n"
     used = "its own" if renderer(member).choice.origin is Origin.OWN else f"`{family.training_template}`"
     episodes = [play(member, thought, False) for thought in thoughts(member)]
     several = [play(member, thought, True) for thought in thoughts(member)] if member.parallel else []
     reasoned = [thought for thought in thoughts(member) if thought]
     field = family.format.reasoning.field if reasoned else ""
     kept = _holds(assert_reasoning_kept, play(member, "because", False), field, "because") if reasoned else "none"
-    cells += [
-        used,
+    return [
+        *(member.name, family.name, _own(member), used, "ours" if family.tools_are_ours else "the model's"),
         _all(_holds(assert_exact, episode) for episode in episodes + several),
         _all(_holds(assert_read, episode) for episode in episodes),
         _all(_holds(assert_read, episode) for episode in several) if several else "one a turn",
         "kept" if kept == "yes" else kept,
         _forked(member),
+        _holds(assert_images_shown, member) if member.images else "none",
     ]
-    return f"| {' | '.join(cells)} |\n"
+
+
+def _cells_without_template(name: str) -> list[str]:
+    [family] = [family for family in FAMILIES if family.name == name]
+    read = [_holds(assert_read_as_written, family.format, CALLS[:count]) for count in (1, 3)]
+    return [name, name, "not at hand", "its own, where it is proved", "the model's", "", *read, "", "", "none"]
 
 
 def _forked(member: Member) -> str:
@@ -251,13 +292,16 @@ def _forked(member: Member) -> str:
 
 def _own(member: Member) -> str:
     """What the own template does in tool rounds."""
-    problem = renderer(member).choice.problem if member in TOOL_USERS else "no tools"
+    problem = renderer(member).choice.problem
     if problem is None:
         return "exact"
     try:
         missing = missing_tool_parts(member.template.render)
     except TemplateError:
         return "shows no tools"
+    question = [{"role": "user", "content": "q"}]
+    if member.template.render(question, None, True) == member.template.render(question, None, False):
+        return "always opens a turn"
     if missing:
         return "shows no tools" if len(missing) > 2 else f"shows no {' and '.join(missing)}"
     return "rewrites turns" if "changes when" in problem else "raises on some rounds"

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from random import Random
+from string import ascii_letters
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -67,14 +69,19 @@ class Member:
     def template(self) -> Template:
         return Template(self.tokenizer(), self.source, self.variables)
 
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        tokenizer = _published(self.folder) if self.folder else _tokenizer(self.source, self.eos)
+    def tokenizer(self, seed: int | None = None) -> PreTrainedTokenizerFast:
+        """The published one or the stand-in; with a seed, that also has tokens for random runs of letters."""
+        tokenizer = _published(self.folder) if self.folder else _tokenizer(self.source, self.eos, seed)
         tokenizer.chat_template = self.source
         return tokenizer
 
     @property
     def eos_ids(self) -> list[int]:
-        vocabulary = self.tokenizer().get_added_vocab()
+        return self.eos_ids_of(self.tokenizer())
+
+    def eos_ids_of(self, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+        """The ids of what it declares as EOS."""
+        vocabulary = tokenizer.get_added_vocab()
         return [vocabulary[text] for text in self.eos if text in vocabulary]
 
 
@@ -84,10 +91,17 @@ def _published(folder: Path) -> PreTrainedTokenizerFast:
 
 
 @cache
-def _tokenizer(source: str, eos: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    """One token a byte; trained merges are the business of other tests."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={byte: index for index, byte in enumerate(alphabet)}, merges=[]))
+def _tokenizer(source: str, eos: tuple[str, ...], seed: int | None) -> PreTrainedTokenizerFast:
+    """One token a byte, and with a seed random merges of letters: they stay within what a model or a template wrote."""
+    tokens, merges = sorted(pre_tokenizers.ByteLevel.alphabet()), []
+    letters, random = list(ascii_letters), Random(seed)
+    while seed is not None and len(merges) < 200:
+        pair = (random.choice(letters), random.choice(letters))
+        if "".join(pair) not in tokens:
+            merges.append(pair)
+            letters.append("".join(pair))
+            tokens.append("".join(pair))
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     markers = sorted({*_MARKER.findall(source), *eos, "<bos>"})
@@ -187,6 +201,70 @@ _PHI4 = """
 {%- endfor -%}
 {{- '<|im_start|>assistant<|im_sep|>' if add_generation_prompt else '' -}}
 """
+# As it writes conversations of text; tools that a system message brings along stand behind that.
+_PHI4_MINI = """
+{%- for message in messages -%}
+    {{- '<|' + message.role + '|>' + message.content -}}
+    {%- if message.role == 'system' and message.tools -%}{{- '<|tool|>' + message.tools + '<|/tool|>' -}}{%- endif -%}
+    {{- '<|end|>' -}}
+{%- endfor -%}
+{{- '<|assistant|>' if add_generation_prompt else eos_token -}}
+"""
+_SMOLLM2 = """
+{%- for message in messages -%}
+    {%- if loop.first and message.role != 'system' -%}
+        {{- '<|im_start|>system\\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\\n' -}}
+    {%- endif -%}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt else '' -}}
+"""
+# The instructions are left out. It is that for tools; the models have others without.
+_COMMAND_R7B = """
+{{- bos_token + '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|># System Preamble\\nYou are Command.\\n' -}}
+{%- if tools -%}
+    {{- '\\n## Tool Use\\nWrite <|START_ACTION|> followed by a list.\\n\\n## Available Tools\\n```json\\n[\\n' -}}
+    {%- for tool in tools -%}
+        {{- '    {"name": "' + tool.function.name + '", "description": "' + tool.function.description -}}
+        {{- '", "parameters": ' + tool.function.parameters | tojson + ', "responses": null}' -}}
+        {{- ',\\n' if not loop.last else '\\n' -}}
+    {%- endfor -%}
+    {{- ']\\n```\\n\\n' -}}
+{%- endif -%}
+{{- '# Default Preamble\\n- Your name is Command.' -}}
+{%- set developer = messages[0].content if messages[0].role == 'system' else '' -%}
+{{- '\\n\\n# Developer Preamble\\nThese take precedence.\\n' + developer if developer else '' -}}
+{{- '<|END_OF_TURN_TOKEN|>' -}}
+{%- set seen = namespace(calls=0, ids={}) -%}
+{%- for message in (messages[1:] if developer else messages) -%}
+    {%- if message.role == 'assistant' -%}
+        {{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' -}}
+        {%- if message.tool_calls -%}
+            {{- '<|START_THINKING|>' + (message.tool_plan or '') + '<|END_THINKING|><|START_ACTION|>[\\n' -}}
+            {%- for call in message.tool_calls -%}
+                {{- '    {"tool_call_id": "' ~ seen.calls ~ '", "tool_name": "' + call.function.name -}}
+                {{- '", "parameters": ' + call.function.arguments | tojson + '}' -}}
+                {{- ',\\n' if not loop.last else '\\n]<|END_ACTION|>' -}}
+                {%- set seen.ids = dict({call.id: seen.calls}, **seen.ids) -%}
+                {%- set seen.calls = seen.calls + 1 -%}
+            {%- endfor -%}
+        {%- else -%}
+            {{- '<|START_RESPONSE|>' + message.content + '<|END_RESPONSE|>' -}}
+        {%- endif -%}
+        {{- '<|END_OF_TURN_TOKEN|>' -}}
+    {%- elif message.role == 'tool' -%}
+        {%- set first, last = loop.previtem.role != 'tool', loop.last or loop.nextitem.role != 'tool' -%}
+        {{- '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|><|START_TOOL_RESULT|>[\\n' if first else ',\\n' -}}
+        {{- '    {\\n        "tool_call_id": "' ~ seen.ids[message.tool_call_id] ~ '",\\n        "results": {\\n' -}}
+        {{- '            "0": ' + message.content | tojson + '\\n        },\\n        "is_error": null\\n    }' -}}
+        {{- '\\n]<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>' if last else '' -}}
+    {%- else -%}
+        {{- '<|START_OF_TURN_TOKEN|><|' + message.role.upper() + '_TOKEN|>' + message.content -}}
+        {{- '<|END_OF_TURN_TOKEN|>' -}}
+    {%- endif -%}
+{%- endfor -%}
+{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' -}}
+"""
 _DEEPSEEK_V3_1 = """
 {{- bos_token + messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | join('\\n\\n') -}}
 {%- for message in messages -%}
@@ -270,6 +348,8 @@ _GLM_EOS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 _LLAMA = ("<|eot_id|>", "<|eom_id|>")
 _DEEPSEEK = ("<｜end▁of▁sentence｜>",)
 _GEMMA = ("<turn|>", "<|tool_response>")
+_COHERE_EOS = ("<|END_OF_TURN_TOKEN|>",)
+_PHI_EOS = ("<|endoftext|>", "<|end|>")
 _QUIET = {"enable_thinking": False}
 
 TOOL_USERS = (
@@ -306,6 +386,13 @@ TOOL_USERS = (
     Member("LFM2.5", "lfm2_2_5_v2", "LFM2.5"),
     Member("SmolLM3", "", "SmolLM3", text=_SMOLLM3),
     Member("SmolLM3, not thinking", "", "SmolLM3", variables=_QUIET, text=_SMOLLM3),
+    Member("SmolLM2", "", "SmolLM2", text=_SMOLLM2),
+    Member("Cohere 2 (Command R7B)", "", "Cohere 2", _COHERE_EOS, text=_COMMAND_R7B),
+    Member("Cohere 2 (Tiny Aya)", "cohere2", "Tiny Aya", _COHERE_EOS),
+    Member("Phi-4-mini", "", "Phi-4-mini", _PHI_EOS, text=_PHI4_MINI),
+    Member("Phi-4", "", "Phi-4", text=_PHI4),
+    Member("Phi-3.5", "phi3_5", "Phi-3", _PHI_EOS),
+    Member("Phi-3", "phi3", "Phi-3", _PHI_EOS),
     Member("Mistral (v3, Tekken)", "", "Mistral", ("</s>",), text=_MISTRAL),
     Member("Mistral (v7)", "", "Mistral", ("</s>",), text=_MISTRAL_V7),
     Member("Mistral (v11)", "", "Mistral", ("</s>",), changes=_MISTRAL_V11, text=_MISTRAL_V7),
@@ -323,10 +410,5 @@ TOOL_USERS = (
 )
 """Models with tools, or with a training template that has them, the most widely used first."""
 
-OTHERS = (
-    Member("Cohere 2 (Tiny Aya)", "cohere2", "Cohere 2", ("<|END_OF_TURN_TOKEN|>",)),
-    Member("Phi-4", "", "Phi-4", ("<|im_end|>",), text=_PHI4),
-    Member("Phi-3", "phi3", "Phi-3", ("<|endoftext|>", "<|end|>")),
-    Member("Phi-3.5", "phi3_5", "Phi-3", ("<|endoftext|>", "<|end|>")),
-)
-"""Models whose own templates show no calls, and that have no training template."""
+NOT_AT_HAND = ("Beam",)
+"""Families whose own templates are in no source at hand: only how they write calls is known, and tried."""

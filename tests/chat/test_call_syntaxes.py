@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ CALLS = [
 ]
 
 
-def read(text, syntax, calls=CALLS, prompt=""):
-    return parse_turn(text, TurnFormat(syntax), prompt=prompt, tools=tool_schemas(calls))
+def read(text, syntax, calls=CALLS, prompt="", stopped=True):
+    return parse_turn(text, TurnFormat(syntax), prompt=prompt, tools=tool_schemas(calls), stopped=stopped)
 
 
 def plain(turn):
@@ -42,7 +43,7 @@ def expected(calls):
 
 
 def prompt_of(syntax):
-    return HARMONY_PROMPT if syntax is CallSyntax.HARMONY else ""
+    return HARMONY_PROMPT if syntax in (CallSyntax.HARMONY, CallSyntax.BEAM) else ""
 
 
 every_writer = pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
@@ -106,13 +107,14 @@ def test_the_models_own_templates_write_calls_that_are_read_back(name, end, writ
 @every_writer
 def test_text_around_calls_is_content_and_reasoning_holds_no_calls_d13_d16(write):
     syntax = WRITERS[write]
-    if syntax is CallSyntax.HARMONY:
+    if syntax in (CallSyntax.HARMONY, CallSyntax.BEAM):
         final = "<|start|>assistant<|channel|>{}<|message|>{}<|end|>"
         text = "<|channel|>analysis<|message|>maybe " + write([("rm", {})]).replace("<|call|>", "") + "<|end|>"
-        text += final.format("commentary", "Let me check.") + "<|start|>assistant" + write(CALLS)
+        text += final.format("commentary", "Let me check.") + "<|start|>assistant"
+        text += write(CALLS).removesuffix("<|call|>") + "<|call|>"
         text += final.format("final", "ok?")
         turn = read(text, syntax, prompt=HARMONY_PROMPT)
-        assert "to=functions.rm" in turn.message["reasoning_content"]
+        assert re.search(r"to=(functions\.)?rm", turn.message["reasoning_content"])
     else:
         thought = f"<think>maybe {write([('rm', {})])}</think>"
         turn = read(f"{thought}\n\nLet me check.\n{write(CALLS)}\nok?", syntax)
@@ -127,7 +129,7 @@ def test_a_call_that_is_cut_off_is_reported_and_never_run_d14(write):
     syntax, whole = WRITERS[write], write(CALLS)
     reported = 0
     for size in range(len(whole)):
-        turn = read(whole[:size], syntax, prompt=prompt_of(syntax))
+        turn = read(whole[:size], syntax, prompt=prompt_of(syntax), stopped=False)
         good = [call for call in plain(turn) if call[2] is None]
         assert good == expected(CALLS)[: len(good)]
         assert len(turn.calls) - len(good) <= 1
@@ -184,6 +186,7 @@ def test_delimiters_inside_of_strings_close_nothing():
         CallSyntax.DEEPSEEK: ("<｜tool▁call▁end｜>", "```", "<｜tool▁sep｜>"),
         CallSyntax.MISTRAL: ("[TOOL_CALLS]", "[ARGS]"),
         CallSyntax.HARMONY: ("<|end|>", "<|call|>", "<|message|>"),
+        CallSyntax.BEAM: ("<|end|>", "<|call|>", "<|message|>", '<rfl:parameter name="x">'),
         CallSyntax.LFM2: ("<|tool_call_end|>", "[f(", "'", '"'),
         CallSyntax.COHERE: ("<|END_ACTION|>",),
         CallSyntax.GEMMA: ("<tool_call|>", "}", '"', "\\"),
@@ -200,7 +203,7 @@ def test_white_space_of_arguments_is_exact_d04():
     assert call.arguments == {"old": "    if x:\n        y\n"}
 
 
-@pytest.mark.parametrize("write", [written_calls.xml, written_calls.glm])
+@pytest.mark.parametrize("write", [written_calls.xml, written_calls.glm, written_calls.beam])
 def test_bare_text_gets_its_type_from_the_schema_d05(write):
     schemas = {
         "n": {"type": "integer"},
@@ -243,6 +246,25 @@ def test_python_is_never_evaluated():
                 (CallSyntax.PYTHONIC, text),
             ):
                 assert all(call.error for call in read(wrapped, syntax).calls)
+
+
+def test_an_empty_list_holds_no_calls():
+    """What SmolLM2's prompt asks for where nothing is to be called."""
+    turn = read("<tool_call>[]</tool_call>", CallSyntax.HERMES)
+    assert (turn.calls, turn.message) == ([], {"role": "assistant", "content": ""})
+
+
+def test_a_turn_of_beam():
+    text = (
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant to=edit<|channel|>analysis <|constrain|>xml"
+        '<|message|><rfl:parameter name="n">\n7\n</rfl:parameter><rfl:parameter name="text">\n  a\n\n\n</rfl:parameter>'
+        "<|end|><|start|>assistant to=now<|channel|>analysis <|constrain|>xml<|message|>"
+    )
+    calls = [("edit", {"n": 7, "text": "  a\n\n"}), ("now", {})]
+    turn = read(text, CallSyntax.BEAM, calls, HARMONY_PROMPT)
+    assert (plain(turn), turn.message["reasoning_content"]) == (expected(calls), "why")
+    cut = read(text, CallSyntax.BEAM, calls, HARMONY_PROMPT, stopped=False)
+    assert [bool(call.error) for call in cut.calls] == [False, True]
 
 
 def test_framing_is_no_content():
@@ -315,7 +337,7 @@ def test_the_old_response_schema_is_refused_by_name():
     tokenizer = fix_tokenizer()
     tokenizer.response_schema = {"type": "object"}
     with pytest.raises(TemplateError, match=r"response_schema.*response_template"):
-        find_format(Template(tokenizer, tokenizer.chat_template, {}), "<e>")
+        find_format(Template(tokenizer, tokenizer.chat_template, {}), "<e>", None)
 
 
 def test_markers_of_a_derived_format_are_literal():

@@ -1,17 +1,23 @@
 """Whole episodes with every model whose template is at hand, and the table of the documentation made from them."""
 
+import json
+import re
+
 import pytest
 
-from agentrl.chat.families import recognise
+from agentrl.chat.families import FAMILIES, recognise
 from agentrl.chat.prefix import call_id, tool_call
 from agentrl.errors import TemplateError
 from tests.chat.family_rounds import (
     BEGIN,
+    CALLS,
     DOCS,
     END,
     SCHEMAS,
     assert_exact,
+    assert_images_shown,
     assert_read,
+    assert_read_as_written,
     assert_reasoning_kept,
     encode,
     equals_own_render,
@@ -22,7 +28,7 @@ from tests.chat.family_rounds import (
     thoughts,
 )
 from tests.chat.growth import seconds_of
-from tests.chat.members import TOOL_USERS
+from tests.chat.members import NOT_AT_HAND, TOOL_USERS
 from tests.docs import tables
 
 every_tool_user = pytest.mark.parametrize("member", TOOL_USERS, ids=lambda member: member.name)
@@ -97,6 +103,52 @@ def test_results_name_the_calls_as_the_model_did(version, ids, answered):
     results = [{"role": "tool", "name": "add", "tool_call_id": call.id, "content": "7"} for call in read.calls]
     suffix = bridge._tokenizer.decode(bridge.suffix_ids(sampled[-1], read.message, results, SCHEMAS))
     assert suffix == "".join(f"[TOOL_RESULTS]{name}[TOOL_CONTENT]7[/TOOL_RESULTS]" for name in answered)
+
+
+def command_r7b():
+    [member] = [member for member in TOOL_USERS if member.name == "Cohere 2 (Command R7B)"]
+    return member
+
+
+@pytest.mark.parametrize(
+    ("written", "answered"),
+    [
+        (["5", "6"], ["5", "6"]),  # as the model counts
+        (["1", "1"], ["3", "4"]),  # which result answers which call must be clear: as the rollout counts
+        (["one", "two"], ["3", "4"]),
+    ],
+)
+def test_results_of_command_r7b_name_the_number_of_their_call(written, answered):
+    """What follows a turn depends on how many calls came before it, which the template of the suffix does not see."""
+    bridge = renderer(command_r7b())
+    listed = [{"tool_call_id": number, "tool_name": "add", "parameters": {"a": 1, "b": 2}} for number in written]
+    sampled = encode(bridge, f"<|START_ACTION|>{json.dumps(listed)}<|END_ACTION|><|END_OF_TURN_TOKEN|>")
+    read = bridge.parse(sampled, SCHEMAS, first_call=3)
+    results = [{"role": "tool", "name": "add", "tool_call_id": call.id, "content": "3"} for call in read.calls]
+    suffix = bridge._tokenizer.decode(bridge.suffix_ids(sampled[-1], read.message, results, SCHEMAS))
+    assert re.findall(r'"tool_call_id": "(\w+)"', suffix) == answered
+
+
+def test_calls_with_foreign_ids_are_numbered_as_the_own_template_of_command_r7b_does():
+    member = command_r7b()
+    messages = [{"role": "user", "content": "q"}]
+    for ids in (["abc", "toolu_7"], ["x"]):
+        made = [{**tool_call(0, "add", {"a": 1}), "id": name} for name in ids]
+        messages.append({"role": "assistant", "content": "", "tool_calls": made})
+        messages += [{"role": "tool", "name": "add", "tool_call_id": name, "content": name} for name in ids]
+    own, ours = member.template, renderer(member).choice.template
+    assert ours.render(messages, SCHEMAS, True) == own.render(messages, SCHEMAS, True)
+
+
+@pytest.mark.parametrize("member", [m for m in TOOL_USERS if m.images], ids=lambda member: member.name)
+def test_images_show_in_questions_and_in_results(member):
+    assert_images_shown(member)
+
+
+@pytest.mark.parametrize("name", NOT_AT_HAND)
+def test_calls_of_models_whose_templates_are_not_at_hand_are_read(name):
+    [family] = [family for family in FAMILIES if family.name == name]
+    assert_read_as_written(family.format, CALLS)
 
 
 def test_the_own_render_was_compared_for_most_models():

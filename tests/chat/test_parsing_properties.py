@@ -35,6 +35,15 @@ MARKS = {
         "{}",
         "<|end|>",
     ],
+    CallSyntax.BEAM: [
+        "<|start|>assistant",
+        " to=f<|channel|>analysis",
+        "<|message|>",
+        '<rfl:parameter name="a">',
+        "\n1\n",
+        "</rfl:parameter>",
+        "<|end|>",
+    ],
     CallSyntax.COHERE: ["<|START_ACTION|>", '[{"tool_name": "f", "parameters": {}}]', "<|END_ACTION|>", "["],
     CallSyntax.GEMMA: ["<|tool_call>", "call:f{", "a:", '<|"|>', "}", "<tool_call|>", "None"],
     CallSyntax.FUNCTION_GEMMA: ["<start_function_call>", "call:f{", "a:", "<escape>", "}", "<end_function_call>"],
@@ -49,7 +58,7 @@ every_writer = pytest.mark.parametrize("write", WRITERS, ids=lambda write: write
 
 
 def prompt_of(syntax):
-    return "<|start|>assistant" if syntax is CallSyntax.HARMONY else ""
+    return "<|start|>assistant" if syntax in (CallSyntax.HARMONY, CallSyntax.BEAM) else ""
 
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
@@ -74,6 +83,7 @@ calls = st.lists(
 UNWRITABLE = {
     CallSyntax.XML: "</parameter>",
     CallSyntax.GLM: "</arg_value>",
+    CallSyntax.BEAM: "</rfl:parameter>",
     CallSyntax.GEMMA: '<|"|>',
     CallSyntax.FUNCTION_GEMMA: "<escape>",
 }

@@ -12,9 +12,9 @@ from agentrl.chat.repair import Origin, prove
 from agentrl.chat.template import Template
 from agentrl.errors import TemplateError
 from agentrl.testing.tokenizers import qwen_like_tokenizer
-from tests.chat.members import OTHERS, TOOL_USERS, Member
+from tests.chat.members import TOOL_USERS, Member
 
-BY_NAME = {member.name: member for member in (*TOOL_USERS, *OTHERS)}
+BY_NAME = {member.name: member for member in TOOL_USERS}
 TRAINED = [
     member
     for member in TOOL_USERS
@@ -86,9 +86,12 @@ def conversations():
         yield question
         for rounds, content, reasoning, calls in itertools.product((1, 2), ("", "See."), (None, "why\nnot"), (1, 2)):
             thought = {} if reasoning is None else {"reasoning_content": reasoning}
-            made = [tool_call(index, "add", arguments) for index in range(calls)]
-            turn = {"role": "assistant", "content": content, **thought, "tool_calls": made}
-            yield question + [turn, *(result(index) for index in range(calls))] * rounds
+            messages = list(question)
+            for numbers in (range(first, first + calls) for first in range(0, rounds * calls, calls)):
+                made = [tool_call(index, "add", arguments) for index in numbers]
+                messages += [{"role": "assistant", "content": content, **thought, "tool_calls": made}]
+                messages += map(result, numbers)
+            yield messages
     inline = {"role": "assistant", "content": "<think>\nr\n</think>\n\nx"}
     spaced = {"role": "assistant", "content": "\n\nx\n", "reasoning_content": "\nwhy\n"}
     for turn in (inline, spaced):
@@ -116,10 +119,10 @@ def test_a_fork_is_recognised_by_structure(member):
 
 
 @every_trained
-def test_a_training_template_is_of_its_family(member):
-    """It takes the place of the own one, and how turns are read is looked up from it."""
-    own = member.template
-    assert recognise(trained(own).source) is recognise(own.source)
+def test_turns_are_read_in_the_format_of_the_family_whatever_the_training_template_contains(member):
+    renderer = Renderer(member.tokenizer(), tools=True, template_kwargs=member.variables, eos_ids=member.eos_ids)
+    assert renderer.choice.origin is not Origin.REPAIRED
+    assert renderer._format == recognise(member.source).format
 
 
 def test_templates_of_no_family_are_not_recognised():
@@ -137,13 +140,30 @@ def shows_all(member, messages, tools):
         return all(len(made) == 1 for made in calls)
     if member.family.startswith("DeepSeek-V3"):  # it shows no tool definitions, and reasoning never
         return not tools and "reasoning" not in str(messages) and "<think>" not in str(messages)
-    if member.images and member.family != "Qwen3-VL":  # theirs show neither tools nor calls
+    if member.family == "Cohere 2":  # it shows another field as reasoning, and no number of what nothing asked for
+        return "reasoning" not in str(messages) and (calls or messages[-1]["role"] != "tool")
+    if recognise(member.source).tools_are_ours or member.family in ("SmolLM2", "Phi-4-mini"):  # neither tools nor calls
         return not tools and not calls and messages[-1]["role"] != "tool"
     if member.family == "Gemma 4":  # it shows no result that nothing asked for
         return calls or messages[-1]["role"] != "tool"
     if member.family == "SmolLM3":  # it shows no tools, and reasoning never
         return not tools and not calls and "reasoning" not in str(messages)
     return not (member.file == "lfm2" and calls)  # its first revision shows no calls
+
+
+SUPERFLUOUS = {
+    "Cohere 2": "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+    "Phi-3": "<|endoftext|>",
+    "Phi-4-mini": "<|endoftext|>",
+}
+"""What own templates write at the end where no turn is to be opened, and take back when the conversation goes on."""
+
+
+def without_superfluous(member):
+    own, written = member.template, SUPERFLUOUS.get(member.family, "")
+    return lambda messages, tools, open_turn: own.render(messages, tools, open_turn).removesuffix(
+        "" if open_turn else written
+    )
 
 
 @every_trained
@@ -153,7 +173,7 @@ def test_the_training_template_writes_the_same_wherever_the_own_one_keeps_its_tu
     compared = 0
     for messages, tools in zip(conversations(), itertools.cycle((TOOLS, TOOLS, None)), strict=False):
         try:
-            kept = first_break(own.render, messages, tools) is None
+            kept = first_break(without_superfluous(member), messages, tools) is None
         except TemplateError:  # a turn with several calls, or with text and reasoning in front of a call
             continue
         if kept and shows_all(member, messages, tools):
@@ -186,8 +206,8 @@ def test_training_templates_are_proved_c02(member):
 
 @every_trained
 def test_a_training_template_begins_turns_as_the_own_one(member):
-    own = member.template
-    assert trained(own).generation_prompt == own.generation_prompt
+    own, question = member.template, [{"role": "user", "content": "q"}]
+    assert trained(own).render(question, None, True) == own.render(question, None, True)
 
 
 @members("Qwen3", "GPT-OSS", "DeepSeek-R1", "Gemma 4, thinking")
@@ -237,16 +257,16 @@ def test_the_own_template_is_replaced_only_where_it_is_not_exact(name, origin):
     assert tokenizer.chat_template == source
 
 
-@pytest.mark.parametrize("member", OTHERS, ids=lambda member: member.name)
-def test_models_without_tools_are_refused_with_the_reason_c03(member):
+@pytest.mark.parametrize("file", ["cohere", "llama3"])
+def test_models_without_tools_are_refused_with_the_reason_c03(file):
     with pytest.raises(TemplateError, match=r"does not show|cannot render"):
-        Renderer(member.tokenizer(), tools=True)
+        Renderer(Member(file, file, "").tokenizer(), tools=True)
 
 
 # What a training template takes from the member ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("default", ["You are Bob.", 'Say "hi"\n\\n, Zoë {{ x }}', ""])
+@pytest.mark.parametrize("default", ["You are Bob.", 'Say "hi"\n\\n, Zoë {{ x }} 🙂', ""])
 def test_the_default_system_prompt_of_a_fork_is_kept(default):
     escaped = default.replace("\\", "\\\\").replace("\n", "\\n")
     own = BY_NAME["Qwen2.5"].template

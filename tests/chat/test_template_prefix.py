@@ -116,6 +116,15 @@ def test_the_generated_conversations_have_every_shape():
     assert max(len(turn["content"]) for turn in turns) > 500
 
 
+def test_conversations_of_models_that_see_have_images_in_questions_and_in_results():
+    tokenizer = fix_tokenizer()
+    render = Template(tokenizer, tokenizer.chat_template, {}).render
+    *text, seen = tool_conversations(render, images=True)
+    assert text == list(tool_conversations(render))
+    with_image = [m["role"] for m in seen if isinstance(m["content"], list) and {"type": "image"} in m["content"]]
+    assert with_image == ["user", "tool", "tool", "tool"]
+
+
 def test_a_turn_that_a_generation_prompt_has_begun_thinking_in_is_probed_with_reasoning_only():
     tokenizer = fix_tokenizer()
     tokenizer.chat_template = tokenizer.chat_template.replace("{{- '<b>assistant\\n'", "{{- '<b>assistant\\n<think>'")

@@ -6,6 +6,7 @@ from agentrl.chat.repair import Origin
 from agentrl.chat.verify import verify_template
 from agentrl.errors import ConfigurationError
 from agentrl.testing.tokenizers import fix_tokenizer, qwen_like_tokenizer
+from tests.chat.members import TOOL_USERS
 
 
 def test_an_exact_template(tmp_path):
@@ -17,6 +18,14 @@ def test_an_exact_template(tmp_path):
     assert not report.forks
     assert report.own_problem is None
     assert "own template: exact" in str(report)
+
+
+def test_a_template_that_gets_tools_in_a_form_that_its_model_was_not_trained_on(caplog):
+    [member] = [member for member in TOOL_USERS if member.name == "Phi-4"]
+    report = verify_template(member.tokenizer())
+    assert (report.family, report.origin, report.tools_are_ours) == ("Phi-4", Origin.FAMILY, True)
+    assert "RL has to teach" in str(report)
+    assert "shows no tools; the training template of Phi-4 adds them in a form of ours" in caplog.text
 
 
 def test_a_template_that_forgets():

@@ -1,5 +1,6 @@
 """Parsing on ids: byte-level BPE, SentencePiece and tiktoken vocabularies, with and without BOS, several EOS ids."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from agentrl.chat.renderer import Renderer
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.chat import written_calls
-from tests.chat.family_rounds import assert_exact, assert_read, encode, play, renderer, thoughts
+from tests.chat.family_rounds import CALLS as FAMILY_CALLS
+from tests.chat.family_rounds import assert_exact, assert_read, encode, play, play_rounds, renderer, thoughts
 from tests.chat.members import TOOL_USERS
 from tests.chat.written_calls import tool_schemas
 from tests.envs.sandbox.conftest import missing
@@ -124,6 +126,22 @@ def test_a_line_break_that_is_an_added_token_ends_no_turn(kind):
     tokenizer = tokenizer_of(kind, False)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("\n", "\n\n")])
     assert Renderer(tokenizer, tools=True).stop_ids == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
+
+
+@pytest.mark.parametrize("name", ["Phi-3", "Phi-3.5"])
+def test_role_markers_that_take_the_white_space_behind_them_keep_rows_exact(name):
+    """The markers of Phi-3's tokenizer swallow the line break that its template writes behind each."""
+    [member] = [member for member in TOOL_USERS if member.name == name]
+    tokenizer = copy.deepcopy(member.tokenizer())
+    markers = [f"<|{name}|>" for name in ("system", "user", "assistant", "end")]
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [AddedToken(text, special=True, rstrip=True) for text in markers]}
+    )
+    assert tokenizer.encode("<|end|>\n", add_special_tokens=False) == [tokenizer.convert_tokens_to_ids("<|end|>")]
+    bridge = Renderer(tokenizer, tools=True, eos_ids=member.eos_ids_of(tokenizer))
+    episode = play_rounds(member, bridge, None, "Be brief.", [("", FAMILY_CALLS[:1]), ("Hm.", FAMILY_CALLS)])
+    assert_exact(episode)
+    assert_read(episode)
 
 
 @pytest.mark.slow

@@ -133,6 +133,18 @@ def harmony_role(calls):
     )
 
 
+def beam(calls):
+    def body(arguments):
+        return "".join(
+            f'<rfl:parameter name="{k}">\n{_xml_value(v) if v is not None else "null"}\n</rfl:parameter>'
+            for k, v in arguments.items()
+        )
+
+    return "<|end|><|start|>assistant".join(
+        f" to={n}<|channel|>analysis <|constrain|>xml<|message|>{body(a)}" for n, a in calls
+    )
+
+
 def cohere(calls):
     listed = [{"tool_call_id": str(i), "tool_name": n, "parameters": a} for i, (n, a) in enumerate(calls)]
     return f"<|START_ACTION|>{dumps(listed)}<|END_ACTION|>"
@@ -179,6 +191,7 @@ WRITERS = {
     mistral_ids: CallSyntax.MISTRAL,
     harmony: CallSyntax.HARMONY,
     harmony_role: CallSyntax.HARMONY,
+    beam: CallSyntax.BEAM,
     cohere: CallSyntax.COHERE,
     phi: CallSyntax.PHI,
     gemma: CallSyntax.GEMMA,

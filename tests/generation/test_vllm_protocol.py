@@ -9,9 +9,12 @@ import msgspec
 import pytest
 import torch
 
+from agentrl.chat.images import ImageReader, encode_with_images
 from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.base import SamplingParams
+from agentrl.generation.vllm_images import items
 from agentrl.generation.vllm_protocol import check_sampling, read_turn, turn_request
+from agentrl.testing.vision import TINY_VISION_FAMILIES, picture, tiny_vision
 from agentrl.types import FinishReason, Image, ImageSpan
 
 PARAMS = SamplingParams(max_tokens=4, stop_ids=frozenset({9, 7}), temperature=0.5, top_k=3, seed=2**62)
@@ -148,9 +151,39 @@ def test_images_go_with_the_trainers_own_ids_and_pixels():
     assert first["image_grid_thw"]["field"] == ["batched", {"keep_on_cpu": True}]
 
 
-def test_an_image_with_other_tokens_among_its_placeholders_is_refused():
-    with pytest.raises(GenerationError, match="no single run of 2 placeholders"):
-        turn_request("m", [5, 3, 4, 6], PARAMS, {}, images=[image_at(1, "a")], generates=True)
+@pytest.mark.parametrize("name", TINY_VISION_FAMILIES)
+def test_every_placeholder_of_a_row_is_in_one_item_with_what_its_features_are_made_of(name):
+    """vLLM's item is one run of placeholders; an image with text between its tiles is handed over tile by tile."""
+    _, processor = tiny_vision(name)
+    reader = ImageReader(processor)
+    pictures = [reader.process(picture(number, 32, 24)) for number in (1, 2, 1)]
+    text = f"a{reader.placeholder}b{reader.placeholder}{reader.placeholder}c"
+    row = encode_with_images(reader, lambda text: processor.tokenizer(text)["input_ids"], text, pictures)
+    found = items(row.ids, row.images)
+    covered = [place for item in found for place in range(item.offset, item.offset + item.length)]
+    assert covered == [place for place, token in enumerate(row.ids) if token == reader.placeholder_id]
+    pixels = {item.digest: item.fields["pixel_values"].tensor for item in found}
+    each = len(found) // 3
+    assert len(pixels) == 2 * each, "the same picture has the same names"
+    assert each == (5 if name in ("idefics3", "smolvlm") else 1)
+    for image, own in zip(pictures, (found[:each], found[each : 2 * each]), strict=False):
+        seen = torch.cat([pixels[item.digest].flatten() for item in own])
+        assert seen.equal(image.inputs["pixel_values"].flatten())
+
+
+@pytest.mark.parametrize(
+    ("ids", "inputs", "words"),
+    [
+        ([5, 3, 4, 6], {}, "does not have the 2 placeholders"),
+        ([5, 3, 4, 3, 6], {}, "2 runs of placeholders and 1 parts"),
+        ([5, 3, 3, 6], {"thumbnail": torch.zeros(1)}, "comes as pixel_values, image_grid_thw, thumbnail"),
+    ],
+)
+def test_an_image_that_vllm_cannot_be_told_of_is_refused(ids, inputs, words):
+    image = image_at(1, "a").image
+    span = ImageSpan(Image("a", "", 2, {**image.inputs, **inputs}), 1, len(ids) - 1)
+    with pytest.raises(GenerationError, match=words):
+        turn_request("m", ids, PARAMS, {}, images=[span], generates=True)
 
 
 def test_ids_that_are_never_drawn_get_the_lowest_bias_besides_other_ones():

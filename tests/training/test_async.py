@@ -111,6 +111,17 @@ def own_weights(model: Any) -> Any:
     return generator
 
 
+class Unhurried(TrainerCallback):
+    """Lets what is played ahead end within each optimizer step, so that how stale it is depends on nobody's speed."""
+
+    def __init__(self, trainer: RolloutTrainer) -> None:
+        self._ahead = trainer.collector._ahead  # type: ignore[attr-defined]
+        trainer.add_callback(self)
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        wait_until(lambda: all(ahead.play.future.done() for ahead in self._ahead.values()))
+
+
 def make(algorithm: str, folder: Path, *, environment: bool = False, **options: Any) -> RolloutTrainer:
     """A trainer of five steps, of text or in an environment with a tool."""
     options = {"max_steps": 5, "dataset": rows(10), "generator": local, "max_completion_length": 6, **options}
@@ -212,6 +223,8 @@ def test_staleness_is_bounded_by_what_is_started_and_nothing_is_thrown_away(pace
             return length_and_ids(**columns)
 
         trainer = make(name, tmp_path, reward=reward, **options)
+        if name.startswith("async"):
+            Unhurried(trainer)
         trainer.train()
         return trainer
 
@@ -450,6 +463,7 @@ def test_every_objective_learns_from_stale_rollouts(name, tmp_path):
         "async_rloo" if name == "rloo" else "async_grpo", tmp_path, model=model, max_staleness=1, max_steps=3,
         num_iterations=2, **OBJECTIVES[name],
     )  # fmt: skip
+    Unhurried(trainer)
     before = weights(trainer)
     trainer.train()
     change = max((before[key] - value).abs().max() for key, value in weights(trainer).items())
@@ -463,6 +477,7 @@ def test_evaluation_in_between_plays_with_the_weights_of_that_step(tmp_path):
         "async_grpo", tmp_path, keywords=keywords, max_staleness=3, weight_sync_steps=2, eval_strategy="steps",
         eval_steps=1, per_device_eval_batch_size=4,
     )  # fmt: skip
+    Unhurried(trainer)
     trainer.train()
     evaluated = [log for log in trainer.state.log_history if "eval_reward" in log]
     assert len(evaluated) == 5
@@ -476,6 +491,7 @@ def test_groups_are_drawn_again_and_the_rest_goes_on(tmp_path):
         return [0.0 if r < 3 else value for r, value in zip(row, values, strict=True)]
 
     trainer = make("async_grpo", tmp_path, reward=flat, max_staleness=2, dynamic_sampling_max_rounds=1)
+    Unhurried(trainer)
     trainer.train()
     assert sum(logged(trainer, "dynamic_sampling/groups_redrawn")) > 0
     assert max(logged(trainer, "async/staleness/max")) == 2

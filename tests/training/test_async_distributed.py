@@ -12,7 +12,7 @@ import torch
 
 from tests.training.helpers import TOKENIZER, chat_rows
 from tests.training.runs import local, logged, make_trainer, rows, step_logs, untimed, weights
-from tests.training.test_async import ROUNDED, Buttons, chat_model, pressing
+from tests.training.test_async import ROUNDED, Buttons, Unhurried, chat_model, pressing
 from tests.training.worlds import run_world
 
 pytestmark = pytest.mark.slow
@@ -41,6 +41,7 @@ def train_unevenly(folder: Path, steps: int, resume: bool) -> dict[str, Any]:
         max_completion_length=120, save_strategy="steps", save_steps=2, learning_rate=1e-3,
         keywords={"environment_factory": Uneven, "processing_class": TOKENIZER},
     )  # fmt: skip
+    Unhurried(trainer)
     trainer.train(resume_from_checkpoint=resume or None)
     return {"weights": weights(trainer), "logs": step_logs(trainer), "played": played}
 

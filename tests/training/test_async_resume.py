@@ -18,7 +18,7 @@ from agentrl.training.metrics import make_record
 from agentrl.types import Task
 from tests.training.helpers import TOKENIZER, chat_rows
 from tests.training.runs import length_and_ids, local, logged, make_trainer, rows, step_logs, weights, whole_and_resumed
-from tests.training.test_async import Buttons, Stop, calling, chat_model, spanning_trajectory
+from tests.training.test_async import Buttons, Stop, Unhurried, calling, chat_model, spanning_trajectory
 from tests.waiting import wait_until
 
 SHAPE = Shape(prompts=2, generations=2, steps=1)
@@ -140,6 +140,7 @@ def test_a_resumed_run_trains_each_prompt_once_in_order(algorithm, tmp_path):
             return collect(identity, tasks)
 
         trainer.collector._take = take
+        Unhurried(trainer)
         return trainer
 
     make(6).train()

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from agentrl.chat.renderer import Renderer
+from agentrl.errors import TemplateError
 from agentrl.testing.vision import TINY_VISION_FAMILIES
 from tests.docs import tables
 from tests.vision.family_table import BEGIN, DOCS, END, played, rows_are_renders, table
@@ -35,9 +37,10 @@ def test_scoring_sees_the_pixels_that_sampling_saw_and_the_processor_made(name):
 
 @families
 def test_every_picture_is_encoded_once(name):
+    """In three turns of four episodes: by the generator's count, and by the calls of the vision tower."""
     found = played(name)
     assert found.different_images == 5
-    assert found.encoded in (1.0, None)
+    assert found.encoded == found.encodings == 5
 
 
 @families
@@ -60,6 +63,13 @@ def test_images_are_split_into_rows_and_columns_as_the_processor_lays_them_out(n
     marks = re.findall(r"<row_\d_col_\d>|<global-img>", image.text)
     assert marks == ["<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>", "<row_2_col_2>", "<global-img>"]
     assert image.inputs["pixel_values"].shape[1] == len(marks)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_templates_that_number_pictures_through_the_conversation_are_refused(name):
+    """What follows a turn would depend on how many pictures came before it; the proof plays images too."""
+    with pytest.raises(TemplateError, match=r"Picture 1: "):
+        Renderer(family(name)[1], tools=True, template_kwargs={"add_vision_id": True})
 
 
 def test_the_table_of_the_documentation_is_current():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agentrl.errors import GenerationError
+from agentrl.generation import vision
 from agentrl.generation.base import SamplingParams
 from agentrl.generation.continuous import ContinuousGenerator
 from agentrl.generation.local import LocalGenerator
@@ -67,6 +68,7 @@ def test_plain_generation_agrees_with_the_trainer(name):
     rows = sample(name, generator, PROMPTS)
     generator.close()
     assert worst(name, rows) < 1e-4
+    assert generator.stats.images_encoded == 3
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "idefics3"])
@@ -133,13 +135,29 @@ def test_a_session_that_lost_its_cache_does_not_encode_again():
     assert worst(FAMILY, [*played, *again]) < 1e-4
 
 
-def test_new_weights_encode_anew():
-    generator = LocalGenerator(family(FAMILY)[0], max_cache_tokens=8192)
+@pytest.mark.parametrize("make", [LocalGenerator, PlainGenerator])
+def test_new_weights_encode_anew(make):
+    generator = make(family(FAMILY)[0])
     sample(FAMILY, generator, [question(1)])
     generator.sync(1)
     sample(FAMILY, generator, [question(1)])
     generator.close()
     assert generator.stats.images_encoded == 2
+
+
+def test_features_of_a_session_stay_while_it_is_played_and_others_as_far_as_there_is_room(monkeypatch):
+    """`model.generate` asks for a row's images in every turn, more of them than are kept for nobody."""
+    monkeypatch.setattr(vision, "_KEPT_BYTES", 0)
+    generator = PlainGenerator(family(FAMILY)[0])
+    for _ in range(3):
+        rows = sample(FAMILY, generator, [question(1, 2), question(3)])
+    assert generator.stats.images_encoded == 3
+    generator.release("0")
+    generator.release("1")
+    again = [row for number in (4, 1) for row in sample(FAMILY, generator, [question(number)], sessions=["other"])]
+    generator.close()
+    assert generator.stats.images_encoded == 3 + 2, "the third one took the place of the first"
+    assert worst(FAMILY, [*rows, *again]) < 1e-4
 
 
 def test_scoring_reads_the_pixels_that_sampling_read(monkeypatch):

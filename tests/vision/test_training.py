@@ -1,5 +1,6 @@
 """Training a vision-language model: dataset images, tool images, adapters, a frozen tower, checkpoints."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,7 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from agentrl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-from agentrl.errors import ConfigurationError
+from agentrl.errors import ConfigurationError, GenerationError
 from agentrl.generation.local import LocalGenerator
 from agentrl.testing.models import tiny_model
 from agentrl.testing.vision import picture, tiny_vision
@@ -17,6 +18,7 @@ from agentrl.training.data import Shape
 from agentrl.training.loaders import training_loader
 from agentrl.training.scoring import score
 from agentrl.training.windows import Window
+from agentrl.types import Image
 from tests.vision.family_table import played
 from tests.vision.helpers import batch_of, forced, hermes, look, own_template, play, question, renderer_sampling
 
@@ -57,8 +59,7 @@ def trainer_of(tmp_path, *, cls=GRPOTrainer, config=None, **options):
         reward_funcs=by_length,
         train_dataset=rows(),
         args=config_class(str(tmp_path), **(settings | (config or {}))),
-        generator=lambda policy: LocalGenerator(policy, max_cache_tokens=32768),
-        **options,
+        **{"generator": lambda policy: LocalGenerator(policy, max_cache_tokens=32768)} | options,
     )
 
 
@@ -86,6 +87,36 @@ def weights(trainer):
 def changed(trainer, before):
     """Names of the parameters that training has changed."""
     return {name for name, parameter in trainer.model.named_parameters() if not torch.equal(parameter, before[name])}
+
+
+class Copy(LocalGenerator):
+    """Answers as a generator with weights of its own does."""
+
+    exact = True
+
+    async def probe(self, ids, params, images=()):
+        return {"it": await self.sample("probe", ids, params, images)}
+
+
+class Blind(Copy):
+    """Reads every picture as a grey one."""
+
+    async def sample(self, session, ids, params, images=()):
+        spans = [replace(span, image=self.grey(span.image)) for span in images]
+        return await super().sample(session, ids, params, spans)
+
+    @staticmethod
+    def grey(image):
+        pixels = {"pixel_values": torch.zeros_like(image.inputs["pixel_values"])}
+        return Image("0" * 32, image.text, image.placeholders, {**image.inputs, **pixels})
+
+
+def test_a_sampler_that_reads_images_otherwise_is_found_out_behind_a_picture(tmp_path):
+    """Text is right with both; see `agentrl.training.sampler_check`."""
+    short = {"max_completion_length": 8}
+    trainer_of(tmp_path, config=short, generator=lambda policy: Copy(policy, max_cache_tokens=4096)).train()
+    with pytest.raises(GenerationError, match="behind a picture"):
+        trainer_of(tmp_path, config=short, generator=lambda policy: Blind(policy, max_cache_tokens=4096)).train()
 
 
 @pytest.mark.parametrize("cls", [GRPOTrainer, pytest.param(RLOOTrainer, marks=pytest.mark.slow)])

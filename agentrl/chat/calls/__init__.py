@@ -6,6 +6,8 @@ template renders.
 
 from __future__ import annotations
 
+import re
+
 from agentrl.chat.calls.gemma_calls import FUNCTION_GEMMA, GEMMA
 from agentrl.chat.calls.json_calls import DEEPSEEK, LLAMA, MISTRAL, tagged
 from agentrl.chat.calls.python_calls import LFM2, PYTHON_TAGS, PYTHONIC
@@ -25,7 +27,12 @@ _SYNTAXES = {
     CallSyntax.LFM2: LFM2,
     CallSyntax.MISTRAL: MISTRAL,
     CallSyntax.COHERE: tagged(
-        "<|START_ACTION|>", "<|END_ACTION|>", ("tool_name", "name"), ("parameters",), framing=_COHERE_FRAMING
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        ("tool_name", "name"),
+        ("parameters",),
+        framing=_COHERE_FRAMING,
+        ids=("tool_call_id", re.compile("[0-9]{1,9}")),
     ),
     CallSyntax.GEMMA: GEMMA,
     CallSyntax.FUNCTION_GEMMA: FUNCTION_GEMMA,
@@ -38,7 +45,7 @@ def syntax_of(calls: CallSyntax | JsonCalls) -> Syntax:
     """The reader of a syntax.
 
     Args:
-        calls: Its name, or its markers. Harmony has no syntax of single calls, see `calls.harmony`.
+        calls: Its name, or its markers. Those of GPT-OSS and Beam are no syntax of single calls, see `calls.harmony`.
 
     Returns:
         How to find and read such calls.

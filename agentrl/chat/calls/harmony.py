@@ -3,14 +3,20 @@
 A message is `<|start|>ROLE<|channel|>CHANNEL<|message|>BODY` and an end. The recipient is `to=NAME`, after the
 role or after the channel. What is said to a recipient is a call, whatever its channel; on `analysis` the rest
 is reasoning, on any other channel content (https://cookbook.openai.com/articles/openai-harmony).
+
+Beam writes the same, but for the arguments: each has a tag in place of JSON (what SGLang 0.5.23 reads,
+`sglang/srt/parser/beam.py`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from agentrl.chat.calls.reading import Text, Unreadable, WrittenCall, refused
+from agentrl.chat.calls.reading import Schemas, Text, Unreadable, WrittenCall, refused
 from agentrl.chat.calls.values import arguments_from_json, read_json
+from agentrl.chat.calls.xml_calls import read_beam_arguments
 
 _MARK = re.compile(r"<\|(?:message|end|call|return|start)\|>")
 _END = re.compile(r"<\|(?:end|call|return|start)\|>")
@@ -18,16 +24,42 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"(?:\A(?:assistant)?|<\|channel\|>\s*\w+)\s*\bto=([^\s<]+)")
 
 
-def read_harmony(prompt: str, turn: str) -> tuple[list[str], list[str], list[WrittenCall]]:
-    """Take a turn apart.
+Turn = tuple[list[str], list[str], list[WrittenCall]]
+"""Bodies of content, bodies of reasoning, calls."""
+ReadArguments = Callable[[Text, int, str], tuple[dict[str, Any], int]]
+"""Reads the arguments of a named tool that stand at a place, and gives the place after them. Raises `Unreadable`."""
+
+
+def read_harmony(prompt: str, turn: str) -> Turn:
+    """Take a turn of GPT-OSS apart.
 
     Args:
         prompt: The generation prompt, which begins the first message.
         turn: What was sampled.
-
-    Returns:
-        Bodies of content, bodies of reasoning, calls.
     """
+    return _read(prompt, turn, _json_arguments)
+
+
+def read_beam(prompt: str, turn: str, tools: Schemas, stopped: bool) -> Turn:
+    """Take a turn of Beam apart.
+
+    Args:
+        prompt: The generation prompt, which begins the first message.
+        turn: What was sampled.
+        tools: Tool schemas, which give types to the arguments.
+        stopped: Whether a stop token followed: nothing else tells a call without further arguments from one cut off.
+    """
+
+    def tagged_arguments(text: Text, start: int, name: str) -> tuple[dict[str, Any], int]:
+        arguments, stop = read_beam_arguments(text, start, name, tools)
+        if stop == len(text.text) and not stopped:
+            raise Unreadable("it is cut off")
+        return arguments, stop
+
+    return _read(prompt, turn, tagged_arguments)
+
+
+def _read(prompt: str, turn: str, read_arguments: ReadArguments) -> Turn:
     text = Text(prompt.rpartition("<|start|>")[2] + turn)
     content: list[str] = []
     reasoning: list[str] = []
@@ -47,7 +79,7 @@ def read_harmony(prompt: str, turn: str) -> tuple[list[str], list[str], list[Wri
             continue
         start = position
         if name is not None:
-            call, position = _read_call(text, position, name)
+            call, position = _read_call(text, position, name, read_arguments)
             calls.append(call)
         end = text.search(_END, position)
         if name is None:
@@ -57,18 +89,23 @@ def read_harmony(prompt: str, turn: str) -> tuple[list[str], list[str], list[Wri
     return content, reasoning, calls
 
 
-def _read_call(text: Text, start: int, name: str) -> tuple[WrittenCall, int]:
+def _read_call(text: Text, start: int, name: str, read_arguments: ReadArguments) -> tuple[WrittenCall, int]:
     """Read the arguments of a call; the place after them is where the end of its message is to be looked for."""
     try:
-        value, stop = read_json(text, start)
+        arguments, stop = read_arguments(text, start, name)
     except Unreadable as error:
         end = text.search(_END, start)
         stop = len(text.text) if end is None else end.start()
         return refused(str(error), text.text[start:stop], name), stop
     stop = text.skip_space(stop)
-    arguments = arguments_from_json(value)
-    if arguments is None:
-        return refused("its arguments are not an object", text.text[start:stop], name), stop
     if stop < len(text.text) and _END.match(text.text, stop) is None:
         return refused("text follows its arguments", text.text[start:stop], name), stop
     return WrittenCall(name, arguments), stop
+
+
+def _json_arguments(text: Text, start: int, _: str) -> tuple[dict[str, Any], int]:
+    value, stop = read_json(text, start)
+    arguments = arguments_from_json(value)
+    if arguments is None:
+        raise Unreadable("its arguments are not an object")
+    return arguments, stop

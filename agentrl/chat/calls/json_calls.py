@@ -6,6 +6,7 @@ JSON is read by a decoder that knows where a value ends, so a closing marker wit
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall, refused
 from agentrl.chat.calls.values import arguments_from_json, call_from_json, read_json
@@ -17,10 +18,12 @@ def tagged(
     names: tuple[str, ...] = ("name",),
     arguments: tuple[str, ...] = ("arguments",),
     framing: tuple[str, ...] = (),
+    ids: tuple[str, re.Pattern[str]] | None = None,
 ) -> Syntax:
     """The syntax of JSON objects, or lists of them, between two literal markers.
 
-    The last call of a turn need not be closed: what matters is whether its JSON is complete.
+    The last call of a turn need not be closed: what matters is whether its JSON is complete. An empty list, which
+    SmolLM2's prompt asks for where nothing is to be called, holds no calls.
 
     Args:
         opening: The marker in front.
@@ -28,6 +31,7 @@ def tagged(
         names: Keys that may hold the name of the tool.
         arguments: Keys that may hold the arguments.
         framing: Tokens around content that are no content.
+        ids: The key that may hold the name of a call, and what is one; None where calls have none.
 
     Returns:
         The syntax.
@@ -35,16 +39,23 @@ def tagged(
 
     def read(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[WrittenCall], int]:
         value, stop = read_json(text, opened.end())
-        if isinstance(value, list) and value:
-            calls = [call_from_json(item, names, arguments) for item in value]
-        else:
-            calls = [call_from_json(value, names, arguments)]
+        items = value if isinstance(value, list) else [value]
+        calls = [call_from_json(item, names, arguments) for item in items]
+        if ids is not None:
+            calls = [_identified(call, item, *ids) for call, item in zip(calls, items, strict=True)]
         stop = text.skip_space(stop)
         if stop == len(text.text):
             return calls, stop
         return calls, text.after(closing, stop)
 
     return Syntax(re.escape(opening), read, closing, framing=framing)
+
+
+def _identified(call: WrittenCall, item: Any, key: str, pattern: re.Pattern[str]) -> WrittenCall:
+    """The call with the id that its object has, if that is one: of others a template would raise, or show nothing."""
+    written = item.get(key) if isinstance(item, dict) else None
+    known = isinstance(written, str) and pattern.fullmatch(written) is not None
+    return call._replace(id=written) if known else call
 
 
 def _read_llama(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[WrittenCall], int]:
@@ -76,17 +87,9 @@ def _read_mistral(text: Text, opened: re.Match[str], _: Schemas) -> tuple[list[W
             return [refused(str(error), text.text[opened.end() :])], len(text.text)
         items = value if isinstance(value, list) and value else [value]
         calls = [call_from_json(item, ("name",), ("arguments",)) for item in items]
-        ids = [item.get("id") if isinstance(item, dict) else None for item in items]
-        return [_identified(call, written) for call, written in zip(calls, ids, strict=True)], stop
+        return [_identified(call, item, "id", _MISTRAL_ID) for call, item in zip(calls, items, strict=True)], stop
     calls, stop = _named(text, named.group(1), named.end())
-    return [_identified(call, named.group(2)) for call in calls], stop
-
-
-def _identified(call: WrittenCall, written: object) -> WrittenCall:
-    """The call with its id, if that is one: of others the templates would raise."""
-    if isinstance(written, str) and _MISTRAL_ID.fullmatch(written) is not None:
-        return call._replace(id=written)
-    return call
+    return [_identified(call, {"id": named.group(2)}, "id", _MISTRAL_ID) for call in calls], stop
 
 
 MISTRAL = Syntax(r"\[TOOL_CALLS\]", _read_mistral, "[TOOL_CALLS]", reopening=True)

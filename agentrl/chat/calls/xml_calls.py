@@ -22,15 +22,8 @@ def _read_xml(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[W
     function = _FUNCTION.match(text.text, opened.end())
     if function is None:
         raise Unreadable("it does not begin with <function=name>")
-    name, position = function.group(1).strip(), function.end()
-    schemas, arguments = argument_schemas(name, tools), {}
-    while (parameter := _PARAMETER.match(text.text, position)) is not None:
-        closed = text.search(_PARAMETER_END, parameter.end())
-        if closed is None:
-            raise Unreadable(f"the argument {parameter.group(1)!r} is not closed by </parameter>", name)
-        key, value = parameter.group(1).strip(), _unframed(text.text[parameter.end() : closed.start()])
-        arguments[key] = _typed(value, schemas.get(key), name)
-        position = closed.end()
+    name = function.group(1).strip()
+    arguments, position = _arguments(text, function.end(), name, tools, _PARAMETER, _PARAMETER_END)
     if not text.text.startswith("</function>", position):
         raise Unreadable("</function> is missing", name)
     stop = text.skip_space(position + len("</function>"))
@@ -38,6 +31,19 @@ def _read_xml(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[W
 
 
 XML = Syntax("<tool_call>", _read_xml, "</tool_call>")
+
+_BEAM_PARAMETER = re.compile(r'\s*<rfl:parameter name="([^"<>\n]+)">')
+_BEAM_PARAMETER_END = re.compile(r"</rfl:parameter>\s*(?=<rfl:parameter name=|<\|(?:call|end|return|start)\|>|\Z)")
+
+
+def read_beam_arguments(text: Text, start: int, name: str, tools: Schemas) -> tuple[dict[str, Any], int]:
+    """Read the arguments in a message of Beam to a tool, and give the place after them.
+
+    Raises:
+        Unreadable: One is not closed, or its value cannot be read.
+    """
+    return _arguments(text, start, name, tools, _BEAM_PARAMETER, _BEAM_PARAMETER_END)
+
 
 _GLM_NAME = re.compile(r"\s*([^\s<>]+)\s*")
 _GLM_KEY = re.compile(r"<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
@@ -63,6 +69,21 @@ def _read_glm(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[W
 
 
 GLM = Syntax("<tool_call>", _read_glm, "</tool_call>")
+
+
+def _arguments(
+    text: Text, position: int, name: str, tools: Schemas, opening: re.Pattern[str], closing: re.Pattern[str]
+) -> tuple[dict[str, Any], int]:
+    """Read arguments whose tags name them, and give the place after the last one."""
+    schemas, arguments = argument_schemas(name, tools), {}
+    while (parameter := opening.match(text.text, position)) is not None:
+        closed = text.search(closing, parameter.end())
+        if closed is None:
+            raise Unreadable(f"the argument {parameter.group(1)!r} is not closed", name)
+        key, value = parameter.group(1).strip(), _unframed(text.text[parameter.end() : closed.start()])
+        arguments[key] = _typed(value, schemas.get(key), name)
+        position = closed.end()
+    return arguments, position
 
 
 def _unframed(value: str) -> str:

@@ -1,9 +1,11 @@
 """The journal as the engine and the trainers use it: rollouts are entered, their turns kept, and found again.
 
-What belongs together is a *window*: rollouts that were played with one policy for one purpose. A window that is opened
-again in the same run, with the same policy, is the same window: what it holds of finished rollouts need not be played
-again, and those that were cut off may go on. The policy is a digest of weights and settings, so nothing of other
-weights is ever taken for theirs. A run that begins anew has windows of its own.
+What belongs together is a *window*: rollouts that were played for one purpose. A window that is opened again in the
+same run, with the same policy, is the same window: what it holds of finished rollouts need not be played again, and
+those that were cut off may go on. The policy is a digest of weights and settings, so nothing of other weights is ever
+taken for theirs. Where the weights change while a window is played it is a digest of settings only; whoever plays so
+notes which weights had which version, and says whether what is found may be used. A run that begins anew has windows of
+its own.
 
 All work happens in the thread of `agentrl.rollout.journal.writer`, in the order in which it is asked for.
 """
@@ -75,9 +77,36 @@ class Journal:
 
         self._writer.put(begin)
 
+    def add_weights(self, version: int, digest: str) -> None:
+        """Note which weights have a version from now on."""
+        run = self._run
+
+        def write(connection: sqlite3.Connection) -> None:
+            if run.id is not None:
+                connection.execute("INSERT OR REPLACE INTO weights VALUES (?, ?, ?)", [run.id, version, digest])
+
+        self._writer.put(write)
+
+    def weights(self) -> dict[int, str]:
+        """The digests of the run's weights so far, by version; waits for them."""
+        run = self._run
+
+        def read(connection: sqlite3.Connection) -> dict[int, str]:
+            return dict(map(tuple, connection.execute("SELECT version, digest FROM weights WHERE run = ?", [run.id])))
+
+        return self._writer.run(read)
+
     def open_window(
-        self, *, kind: str, step: int, identity: Any = None, policy: str = "", weights_version: int = 0
-    ) -> None:
+        self,
+        *,
+        kind: str,
+        step: int,
+        identity: Any = None,
+        policy: str = "",
+        weights_version: int = 0,
+        anew: bool = False,
+        oldest_version: int = 0,
+    ) -> Window:
         """Say which window the rollouts to come belong to.
 
         Args:
@@ -87,6 +116,11 @@ class Journal:
             policy: Digest of the weights and of the settings that decide what is played; "": rollouts of this window
                 are never found again.
             weights_version: Version of the weights.
+            anew: Begin the window anew, whatever there is of it.
+            oldest_version: What older weights have drawn of it is played again.
+
+        Returns:
+            The window; whatever waits for one of its rollouts finds it filled in.
         """
         run, window = self._run, Window()
         self._window = window
@@ -100,13 +134,17 @@ class Journal:
             if oldest is not None:
                 _prune(connection, run.id, oldest)
             found = connection.execute(
-                "SELECT id FROM windows WHERE run = ? AND kind = ? AND identity = ? AND policy = ? AND policy != ''",
+                "SELECT max(id) FROM windows WHERE run = ? AND kind = ? AND identity = ? AND policy = ?",
                 [run.id, kind, values["identity"], policy],
-            ).fetchone()
-            window.id = insert(connection, "windows", run=run.id, **values) if found is None else found["id"]
-            window.found = {} if found is None else _usable(connection, found["id"])
+            ).fetchone()[0]
+            if found is None or anew or not policy:
+                window.id, window.found = insert(connection, "windows", run=run.id, **values), {}
+            else:
+                _supersede_older(connection, found, oldest_version)
+                window.id, window.found = found, _usable(connection, found)
 
         self._writer.put(open_)
+        return window
 
     def with_this_window(self) -> Journal:
         """The same journal with the window that is open now, whichever is opened later: for whoever plays ahead."""
@@ -226,6 +264,17 @@ class Journal:
 @dataclass(slots=True)
 class _Run:
     id: int | None = None
+
+
+def _supersede_older(connection: sqlite3.Connection, window: int, version: int) -> None:
+    """Set the rollouts of a window aside of which weights older than a version drew something."""
+    connection.execute(
+        """
+        UPDATE rollouts SET state = ? WHERE window = ?
+        AND EXISTS (SELECT 1 FROM turns t WHERE t.rollout = rollouts.id AND t.weights_version < ?)
+        """,
+        [State.SUPERSEDED, window, version],
+    )
 
 
 def _usable(connection: sqlite3.Connection, window: int) -> dict[tuple[str, int], int]:

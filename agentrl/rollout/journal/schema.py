@@ -19,7 +19,7 @@ from agentrl.errors import ConfigurationError
 APPLICATION_ID = 0x61677274
 """`agrt`."""
 
-VERSION = 3
+VERSION = 4
 """Version of the tables below; raise it with every change of them."""
 
 BUSY_SECONDS = 5.0
@@ -31,13 +31,19 @@ CREATE TABLE runs (              -- one each time that training began anew; a re
     started REAL NOT NULL,       -- seconds since 1970, as all times
     info TEXT NOT NULL           -- JSON: algorithm, model, configuration
 );
-CREATE TABLE windows (           -- rollouts that were played together, with one policy
+CREATE TABLE weights (           -- which weights had which version, where several play one window
+    run INTEGER NOT NULL REFERENCES runs,
+    version INTEGER NOT NULL,    -- optimizer steps behind them
+    digest TEXT NOT NULL,
+    PRIMARY KEY (run, version)
+);
+CREATE TABLE windows (           -- rollouts that were played together
     id INTEGER PRIMARY KEY,
     run INTEGER NOT NULL REFERENCES runs,
     kind TEXT NOT NULL,          -- "train", "eval" or what the caller calls it
     step INTEGER NOT NULL,       -- optimizer steps before it
     identity TEXT NOT NULL,      -- JSON: which one it is among those of its kind
-    policy TEXT NOT NULL,        -- digest of weights and settings; "" where it was not taken
+    policy TEXT NOT NULL,        -- digest of settings, and of the weights if one policy plays it; "": not taken
     weights_version INTEGER NOT NULL,
     started REAL NOT NULL
 );
