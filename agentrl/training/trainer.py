@@ -73,10 +73,7 @@ class RolloutTrainer(LifeCycle):
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (
-            None,
-            None,
-        ),
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
         tools: list[Callable[..., Any] | Tool] | None = None,
