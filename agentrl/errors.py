@@ -56,3 +56,7 @@ class EpisodeDone(Exception):  # noqa: N818 (an ending, not an error)
 
 class GenerationError(AgentRLError, RuntimeError):
     """The generator cannot serve a request."""
+
+
+class ContextFull(GenerationError):  # noqa: N818 (a state of the world, not a mistake)
+    """A conversation no longer fits the context of a server that counts it itself; its episode ends as truncated."""

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see of it
+    from agentrl.envs.browser import Browser as Browser
+    from agentrl.envs.harbor import Harbor as Harbor
+    from agentrl.envs.openenv import OpenEnv as OpenEnv
+    from agentrl.envs.ors import ORS as ORS
+    from agentrl.envs.plots import PlotReading as PlotReading
 
 _PUBLIC = {
     "Browser": "agentrl.envs.browser",

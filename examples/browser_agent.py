@@ -3,6 +3,7 @@
 Needs a GPU, Chromium and `pip install 'agentrl[browser]'`. NOT RUN where agentrl is developed, for want of a GPU; the
 environment was, with a scripted policy (benchmarks/browser.py).
 
+    agentrl check --env examples/browser_agent.py:browser
     python examples/browser_agent.py --model Qwen/Qwen2.5-VL-3B-Instruct --steps 300
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from agentrl import GRPOConfig, GRPOTrainer
 from agentrl.envs import Browser
 
+browser = Browser()
+
 
 def main(argv: Sequence[str] | None = None) -> GRPOTrainer:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -22,7 +25,6 @@ def main(argv: Sequence[str] | None = None) -> GRPOTrainer:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", default="runs/browser")
     arguments = parser.parse_args(argv)
-    browser = Browser()
     trainer = GRPOTrainer(
         model=arguments.model,
         environment_factory=browser,

@@ -24,7 +24,7 @@ class LiveProgress(TrainerCallback):
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("steps   mean reward {task.fields[reward]}"),
+            TextColumn("steps   reward {task.fields[reward]} (mean of 5 steps)"),
             TimeRemainingColumn(),
             console=console,
         )
@@ -45,7 +45,7 @@ class LiveProgress(TrainerCallback):
         if not console.is_terminal and state.global_step % every == 0:
             seconds = time.perf_counter() - self._started
             console.print(
-                f"  step {state.global_step:3} of {state.max_steps}   mean reward {recent:.2f}   {seconds:4.0f} s"
+                f"  step {state.global_step:3} of {state.max_steps}   reward {recent:.2f} (mean of 5)  {seconds:4.0f} s"
             )
 
     def on_train_end(self, args, state, control, **kwargs):

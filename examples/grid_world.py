@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from demo_report import print_rewards
@@ -71,11 +71,11 @@ class GridWorld:
         self.moves_left = BUDGET
         return [{"type": "image", "image": self._picture()}]
 
-    def go(self, to: str) -> Image.Image:
+    def go(self, to: Literal["up", "down", "left", "right"]) -> Image.Image:
         """Go one cell.
 
         Args:
-            to: up, down, left or right.
+            to: Where to.
         """
         dx, dy = MOVES[to]
         self.agent = tuple(min(max(at + by, 0), SIZE - 1) for at, by in zip(self.agent, (dx, dy), strict=True))

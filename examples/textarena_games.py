@@ -3,6 +3,7 @@
 Run, where agentrl is developed:
 
     make games
+    agentrl check --env examples/textarena_games.py:guess_the_number
     python examples/textarena_games.py --model Qwen/Qwen3-0.6B --game TowerOfHanoi-v0
 
 Without `--model` a tiny random model plays, which shows that everything is connected and learns nothing.
@@ -17,6 +18,8 @@ from textarena_player import games
 from agentrl import GRPOConfig, GRPOTrainer
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import qwen_like_tokenizer
+
+guess_the_number = games("GuessTheNumber-v0")
 
 
 def main(argv: list[str] | None = None) -> GRPOTrainer:

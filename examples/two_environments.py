@@ -3,6 +3,7 @@
 In each row the agent is offered the tools of that row's environment only.
 
     python examples/two_environments.py
+    agentrl check --env examples/two_environments.py:ENVIRONMENTS
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from tiny_agent.agents import versatile_agent
 
 from agentrl import GRPOConfig, GRPOTrainer
 
+ENVIRONMENTS = {"guess": GuessNumber, "count": Counter}
+
 
 def main(argv: list[str] | None = None) -> GRPOTrainer:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -27,8 +30,8 @@ def main(argv: list[str] | None = None) -> GRPOTrainer:
     trainer = GRPOTrainer(
         model=options.model or str(versatile_agent(GuessNumber, Counter)),
         # Both environments make their own tasks, so routing is all the dataset has to do.
-        train_dataset=Dataset.from_dict({"environment": ["guess", "count"] * 500}),
-        environment_factory={"guess": GuessNumber, "count": Counter},
+        train_dataset=Dataset.from_dict({"environment": [*ENVIRONMENTS] * 500}),
+        environment_factory=ENVIRONMENTS,
         args=GRPOConfig(
             output_dir=options.out,
             max_steps=options.steps,

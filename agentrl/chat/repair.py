@@ -132,7 +132,7 @@ def exact_template(own: Template | None) -> Choice:
     unknown = "" if family else "\nIts family is not known, so there is no training template for it."
     raise TemplateError(
         f"The tokenizer's chat template cannot be used with tools: {problem}{unknown}\nSet `tokenizer.chat_template` "
-        "to a template that keeps earlier turns."
+        "to a template that shows tools and keeps earlier turns."
     )
 
 

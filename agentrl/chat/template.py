@@ -101,10 +101,20 @@ class Template:
         )
 
     def _proved_compiled(self) -> jinja2.Template | None:
-        """Compile the template as transformers does; None where that is not possible or renders differently."""
+        """Compile the template as transformers does; None where that is not possible or renders differently.
+
+        Raises:
+            TemplateError: Its syntax is wrong.
+        """
         if compile_template is None:
             return None
-        self._compiled = compile_template(self.source)
+        try:
+            self._compiled = compile_template(self.source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"The chat template is no Jinja template: line {error.lineno}: {error.message}. "
+                "Set `tokenizer.chat_template`."
+            ) from error
         turn = {"role": "assistant", "content": "c", "tool_calls": [tool_call(0, "probe", {"a": 1})]}
         result = {"role": "tool", "name": "probe", "tool_call_id": "call00000", "content": " r\n"}
         probes = [([_QUESTION, turn], None, False), ([_QUESTION, turn, result, result], [tool_schema("probe")], True)]

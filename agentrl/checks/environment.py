@@ -13,12 +13,13 @@ import inspect
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.checks.findings import Finding, failed, passed, warned
 from agentrl.checks.images import DescribingRenderer, check_pictures, in_words, unreadable
 from agentrl.checks.policy import RandomPolicy
-from agentrl.errors import AgentRLError, ImageError
+from agentrl.errors import AgentRLError, EnvironmentFailure, ImageError
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
@@ -37,46 +38,66 @@ LEAK_ADVICE = "set in `reset` all that an episode changes: instances are reused,
 
 
 def check_environment(
-    factory: Callable[[], Any] | Mapping[str, Callable[[], Any]], tasks: Sequence[Task], *, scored: bool = False
+    factory: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None,
+    tasks: Sequence[Task],
+    *,
+    tools: Sequence[Callable[..., Any]] = (),
+    scored: bool = False,
 ) -> list[Finding]:
     """Play an environment with random valid calls and look at what it does.
 
     Args:
-        factory: Makes instances; or several factories by name.
+        factory: Makes instances; or several factories by name; None for tools alone.
         tasks: What to play, in groups of at least two.
+        tools: Functions that are offered in every episode, besides the environment's own tools.
         scored: Whether reward functions score the episodes, so that the environment need not.
 
     Returns:
         The findings, in the order in which they were made. Where it cannot be played at all there are no further ones.
     """
+    if isinstance(factory, Mapping) and len(factory) > 1:
+        return [finding for name in factory for finding in _of_several(factory, name, tasks, tools, scored)]
     findings: list[Finding] = []
     try:
-        for finding in _findings(factory, list(tasks), scored):
+        for finding in _of_tools(tools, tasks) if factory is None else _findings(factory, list(tasks), tools, scored):
             findings.append(finding)
     except AgentRLError as error:
         findings.append(failed("definition", str(error), "change the environment as the message says"))
     return findings
 
 
+def _of_several(
+    factory: Mapping[str, Callable[[], Any]], name: str, tasks: Sequence[Task], tools: Sequence[Any], scored: bool
+) -> list[Finding]:
+    """The findings of one environment, which say its name: random calls are of its own tools."""
+    own = [task for task in tasks if task.environment == name]
+    if not own:
+        return [warned("episodes", f"{name}: no task is played in it", "play more tasks (--groups)")]
+    found = check_environment({name: factory[name]}, own, tools=tools, scored=scored)
+    return [replace(finding, seen=f"{name}: {finding.seen}") for finding in found]
+
+
 class _Stage:
     """An engine of its own, with instances of its own."""
 
-    def __init__(self, factory: Any, *, calls: bool = True) -> None:
+    def __init__(self, factory: Any, tools: Sequence[Any], *, calls: bool = True) -> None:
         tokenizer = qwen_like_tokenizer("qwen2_5")
         renderer = DescribingRenderer(tokenizer, tools=True)
         policy = RandomPolicy(renderer, tokenizer)
         self.engine = RolloutEngine(
             policy,
             renderer,
+            tools=tools,
             environments=factory,
             limits=Limits(max_tool_iterations=TOOL_ROUNDS),
             failures=FailurePolicy(retries=0, max_rate=1.0),
             tool_max_failures=None,
         )
-        assert self.engine.environments is not None
         self.pool = self.engine.environments
+        self.specs = [] if self.pool is None else list(self.pool.specs.values())
+        self.tools = [*self.engine.tools.values(), *(tool for spec in self.specs for tool in spec.tools.values())]
         if calls:
-            policy.schemas = [tool.schema for spec in self.pool.specs.values() for tool in spec.tools.values()]
+            policy.schemas = [tool.schema for tool in self.tools]
 
     def __enter__(self) -> _Stage:
         return self
@@ -90,32 +111,50 @@ class _Stage:
         return trajectories
 
 
-def _findings(factory: Any, tasks: list[Task], scored: bool) -> Iterator[Finding]:
-    with _Stage(factory) as stage:
-        specs = list(stage.pool.specs.values())
+def _findings(factory: Any, tasks: list[Task], tools: Sequence[Any], scored: bool) -> Iterator[Finding]:
+    with _Stage(factory, tools) as stage:
+        assert stage.pool is not None
         stage.pool.check_columns(tasks[0].columns)
-        tools = [tool for spec in specs for tool in spec.tools]
-        if tools:
-            yield passed("tools", f"{len(tools)}: {', '.join(tools)}")
-        else:
-            yield warned("tools", "there are none", "a public method with type hints and a docstring is a tool")
+        yield _offered(stage)
         first = stage.engine.run(tasks)
         broken = next((t for t in first if t.failure is not None), None)
         if broken is not None:
             if broken.prompt:
-                yield from _silent(factory, tasks[0])
+                yield from _silent(factory, tools, tasks[0])
             yield _breakage("reset" if not broken.prompt else "episode", broken)
             return
-        yield passed("episodes", f"{len(first)} were played with random calls, {_turns(first):.1f} turns on average")
+        yield _playable(first)
         yield from check_pictures(first)
-        yield from _rewards(first, any(spec.has_reward for spec in specs), scored)
+        yield from _rewards(first, any(spec.has_reward for spec in stage.specs), scored)
         yield from _asked_again(stage, first)
         stage.engine.release(first)
-    yield from _silent(factory, tasks[0])
+    yield from _silent(factory, tools, tasks[0])
     yield from _seeds(first)
-    yield from _again(factory, tasks, first, replayable=all(spec.replayable for spec in specs))
+    yield from _again(factory, tools, tasks, first, replayable=all(spec.replayable for spec in stage.specs))
     yield from _tools(first)
     yield from _close(factory)
+
+
+def _of_tools(tools: Sequence[Callable[..., Any]], tasks: Sequence[Task]) -> Iterator[Finding]:
+    """What can be said of tools without an environment; rewards are given by functions then."""
+    with _Stage(None, tools) as stage:
+        yield _offered(stage)
+        played = stage.play(tasks)
+    yield _playable(played)
+    yield from check_pictures(played)
+    yield from _tools(played)
+
+
+def _offered(stage: _Stage) -> Finding:
+    names = [tool.name for tool in stage.tools]
+    if names:
+        return passed("tools", f"{len(names)}: {', '.join(names)}")
+    return warned("tools", "there are none", "a public method with type hints and a docstring is a tool")
+
+
+def _playable(played: Sequence[Trajectory]) -> Finding:
+    turns = statistics.fmean(len(t.turns) for t in played)
+    return passed("episodes", f"{len(played)} were played with random calls, {turns:.1f} turns on average")
 
 
 def _breakage(check: str, trajectory: Trajectory) -> Finding:
@@ -126,10 +165,6 @@ def _breakage(check: str, trajectory: Trajectory) -> Finding:
     return failed(
         check, f"{where} raised {error}", "a rollout whose environment raises is lost; see the traceback in Python"
     )
-
-
-def _turns(trajectories: Sequence[Trajectory]) -> float:
-    return statistics.fmean(len(t.turns) for t in trajectories)
 
 
 def total(trajectory: Trajectory) -> float | None:
@@ -170,19 +205,25 @@ def _asked_again(stage: _Stage, played: Sequence[Trajectory]) -> Iterator[Findin
         return
     finished = trajectory.outcome is Outcome.FINISHED
     answer = trajectory.completion[-1].get("content") or "" if finished else None  # type: ignore[union-attr]
+    assert stage.pool is not None
     asking = stage.pool.get_reward(trajectory.environment, turns=len(trajectory.turns), answer=answer)
-    again = stage.engine.await_(asking)
-    if again != trajectory.reward:
+    try:
+        again = repr(stage.engine.await_(asking))
+    except EnvironmentFailure:  # a session that ended with its reward, on a server say
+        return
+    except Exception as error:  # noqa: BLE001 (whatever it raises is what is to be told)
+        again = f"raised {type(error).__name__}: {error}"
+    if again != repr(trajectory.reward):
         yield warned(
             "get_reward",
-            f"it gave {trajectory.reward:g}, and {again!r} when asked again",
+            f"it gave {trajectory.reward:g}, and {again} when asked again",
             "compute the reward from the state of the episode without changing it",
         )
 
 
-def _silent(factory: Any, task: Task) -> Iterator[Finding]:
+def _silent(factory: Any, tools: Sequence[Any], task: Task) -> Iterator[Finding]:
     """An episode whose model calls no tool must end like any other."""
-    with _Stage(factory, calls=False) as stage:
+    with _Stage(factory, tools, calls=False) as stage:
         [trajectory] = stage.play([task])
     if trajectory.failure is not None:
         yield failed(
@@ -212,10 +253,12 @@ def _seeds(played: Sequence[Trajectory]) -> Iterator[Finding]:
         yield passed("seed", f"one seed gives one task; {len(prompts)} gave {distinct} tasks")
 
 
-def _again(factory: Any, tasks: Sequence[Task], first: Sequence[Trajectory], *, replayable: bool) -> Iterator[Finding]:
+def _again(
+    factory: Any, tools: Sequence[Any], tasks: Sequence[Task], first: Sequence[Trajectory], *, replayable: bool
+) -> Iterator[Finding]:
     """Play some tasks again, on fresh instances and on a used one."""
     chosen = sorted(range(len(tasks)), key=lambda i: -first[i].tool_calls)[:PLAYED_AGAIN]
-    with _Stage(factory) as stage:
+    with _Stage(factory, tools) as stage:
         fresh = stage.play([tasks[i] for i in chosen])
     difference = next((d for i, t in zip(chosen, fresh, strict=True) if (d := _difference(first[i], t))), None)
     if difference is not None and replayable:
@@ -231,7 +274,7 @@ def _again(factory: Any, tasks: Sequence[Task], first: Sequence[Trajectory], *, 
         )  # fmt: skip
         return
     yield passed("determinism", "the same calls gave the same" + ("" if replayable else "; it may be `replayable`"))
-    with _Stage(factory) as stage:
+    with _Stage(factory, tools) as stage:
         used = [stage.play([tasks[i]])[0] for i in chosen]
     leak = next((d for i, t in zip(chosen, used, strict=True) if (d := _difference(first[i], t))), None)
     if leak is not None:

@@ -20,6 +20,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.environments import EnvironmentSpec
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
+from agentrl.rollout.tools import make_tools
 from agentrl.types import Task
 
 DRAWS = 8
@@ -35,6 +36,7 @@ def check_model(
     factory: Factories | None,
     tasks: Sequence[Task],
     *,
+    tools: Sequence[Callable[..., Any]] = (),
     model: str = "the model",
     shows_pictures: bool = False,
     max_completion_length: int | None,
@@ -45,8 +47,9 @@ def check_model(
 
     Args:
         processing_class: The model's tokenizer, or its processor if it sees images.
-        factory: Makes environments; None for plain prompts.
+        factory: Makes environments; None for tools alone or plain prompts.
         tasks: What to play.
+        tools: Functions that are offered in every episode.
         model: What the model is called.
         shows_pictures: Whether the environment shows pictures.
         max_completion_length: The budget of an episode, in tokens.
@@ -54,9 +57,11 @@ def check_model(
         template_kwargs: Variables for the chat template.
     """
     kwargs = dict(template_kwargs or {})
-    if factory is None:
-        return
     tokenizer = tokenizer_of(processing_class)
+    if factory is None and not tools:
+        renderer = Renderer(processing_class, template_kwargs=kwargs)
+        yield from _budget(renderer, tokenizer, None, (), tasks, max_completion_length, max_context)
+        return
     try:
         report = verify_template(tokenizer, template_kwargs=kwargs)
     except ConfigurationError as error:
@@ -68,16 +73,17 @@ def check_model(
     own = "as it is" if report.own_problem is None else f"{report.origin}: its own one is not exact"
     yield passed("template", f"{report.family or 'unknown family'}, used {own}")
     renderer = Renderer(processing_class, tools=True, template_kwargs=kwargs)
-    yield _round_trip(renderer, tokenizer, _schemas(factory))
+    yield _round_trip(renderer, tokenizer, _schemas(factory, tools))
     if shows_pictures and (blind := check_sight(renderer, model)) is not None:
         yield blind
         return
-    yield from _budget(renderer, tokenizer, factory, tasks, max_completion_length, max_context)
+    yield from _budget(renderer, tokenizer, factory, tools, tasks, max_completion_length, max_context)
 
 
-def _schemas(factory: Factories) -> list[dict[str, Any]]:
-    factories = factory.values() if isinstance(factory, Mapping) else [factory]
-    return [tool.schema for make in factories for tool in EnvironmentSpec.of(make()).tools.values()]
+def _schemas(factory: Factories | None, tools: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
+    factories = factory.values() if isinstance(factory, Mapping) else [] if factory is None else [factory]
+    owned = [tool for make in factories for tool in EnvironmentSpec.of(make()).tools.values()]
+    return [tool.schema for tool in (*make_tools(tools).values(), *owned)]
 
 
 def _round_trip(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, schemas: list[dict[str, Any]]) -> Finding:
@@ -106,7 +112,8 @@ def _round_trip(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, schemas:
 def _budget(
     renderer: Renderer,
     tokenizer: PreTrainedTokenizerBase,
-    factory: Factories,
+    factory: Factories | None,
+    tools: Sequence[Callable[..., Any]],
     tasks: Sequence[Task],
     max_completion_length: int | None,
     max_context: int | None,
@@ -116,14 +123,14 @@ def _budget(
     engine = RolloutEngine(
         policy,
         renderer,
+        tools=tools,
         environments=factory,
         limits=Limits(max_tool_iterations=4),
         failures=FailurePolicy(retries=0, max_rate=1.0),
         tool_max_failures=None,
     )
     try:
-        assert engine.environments is not None
-        policy.schemas = [tool.schema for spec in engine.environments.specs.values() for tool in spec.tools.values()]
+        policy.schemas = _schemas(factory, tools)
         played = engine.run(tasks)
     finally:
         engine.close()
@@ -135,7 +142,9 @@ def _budget(
     prompt = max(len(t.prompt_ids) for t in played)
     rounds = sum(t.tool_calls for t in played)
     results = sum(len(t.completion_ids) - t.sampled_length for t in played) / max(rounds, 1)
-    seen = f"prompts have up to {prompt} tokens, a tool result takes {results:.0f} on average"
+    seen = f"prompts have up to {prompt} tokens"
+    if rounds:
+        seen += f", a tool result takes {results:.0f} on average"
     if max_context is not None and prompt >= max_context:
         yield failed("context", f"{seen}; the model's context is {max_context}", "shorten the prompt or the tools")
     elif max_context is not None and max_completion_length is not None and prompt + max_completion_length > max_context:

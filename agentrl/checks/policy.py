@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.chat.prefix import tool_call
 from agentrl.chat.renderer import Renderer
-from agentrl.errors import TemplateError
 from agentrl.generation.base import GenerationStats, SamplingParams
 from agentrl.types import FinishReason, ImageSpan, Message, Sample
 
@@ -81,11 +80,14 @@ def written(
 ) -> list[int]:
     """The ids that a model would have sampled for a turn, stop token included: what its template makes of it.
 
+    A renderer without tools knows no form of turns but text.
+
     Raises:
         TemplateError: The template cannot render it.
     """
     if renderer.choice is None:
-        raise TemplateError("the renderer was made without tools")
+        text: list[int] = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
+        return [*text, min(renderer.stop_ids)]
     render, tools = renderer.choice.template.render, [dict(schema) for schema in schemas]
     question = {"role": "user", "content": "q"}
     prompt, whole = render([question], tools, True), render([question, message], tools, False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentrl.cli.mistakes import mistakes
-from agentrl.cli.rollout import AsJson, Env, json_object, make_tasks
+from agentrl.cli.rollout import AsJson, Env, Tool, json_object, make_tasks
 
 if TYPE_CHECKING:
     from agentrl.checks.findings import Finding
@@ -21,8 +21,9 @@ def check(
     env: Env = None,
     model: Annotated[str | None, typer.Option(help="A model's folder or name; its weights are not loaded.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Tasks: a file, a folder or a name on the hub.")] = None,
+    tool: Tool = None,
     reward: Annotated[bool, typer.Option("--reward-functions", help="Reward functions will score, not it.")] = False,
-    groups: Annotated[int, typer.Option(help="Tasks to play.")] = 3,
+    groups: Annotated[int, typer.Option(help="Tasks to play; of several environments, each.")] = 3,
     group: Annotated[int, typer.Option(help="Episodes of each, at least 2.")] = 4,
     max_completion_length: Annotated[int, typer.Option(help="As it will be in training.")] = 512,
     per_device_train_batch_size: Annotated[int, typer.Option(help="As it will be in training.")] = 8,
@@ -36,7 +37,7 @@ def check(
     with mistakes():
         kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
         sizes = {"length": max_completion_length, "rows": per_device_train_batch_size, "beta": beta, "dtype": dtype}
-        findings = list(_findings(env, model, dataset, reward, groups, group, kwargs, seed, sizes))
+        findings = list(_findings(env, model, dataset, tool or [], reward, groups, group, kwargs, seed, sizes))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -50,6 +51,7 @@ def _findings(
     env: str | None,
     model: str | None,
     dataset: str | None,
+    named_tools: Sequence[str],
     scored: bool,
     groups: int,
     group: int,
@@ -61,20 +63,23 @@ def _findings(
     from agentrl.checks.memory import check_memory
     from agentrl.checks.model import check_model
     from agentrl.cli.data import load_rows
-    from agentrl.cli.environments import load_environment
+    from agentrl.cli.environments import load_callable, load_environment, tasks_of
     from agentrl.cli.policies import load_processing_class
     from agentrl.errors import ConfigurationError
 
-    if env is None and model is None:
-        raise ConfigurationError("name an environment (--env), a model (--model), or both")
+    if env is None and model is None and not named_tools:
+        raise ConfigurationError("name an environment (--env), tools (--tool), a model (--model), or some of these")
+    if env is None and named_tools and dataset is None:
+        raise ConfigurationError("--tool without --env goes with --dataset, the prompts to call them in")
     if groups < 1 or group < 2:
         raise ConfigurationError(f"--groups {groups} --group {group}: expected at least 1 and 2")
     factory = None if env is None else load_environment(env)
-    rows = load_rows(dataset) if dataset is not None else getattr(factory, "tasks", list)()
-    tasks = make_tasks(rows, groups, group, seed)
+    tools = [load_callable(name) for name in named_tools]
+    rows = tasks_of(factory, groups) if dataset is None else load_rows(dataset)
+    tasks = make_tasks(rows, len(rows) if isinstance(factory, Mapping) and dataset is None else groups, group, seed)
     broken = shows_pictures = False
-    if factory is not None:
-        found = check_environment(factory, tasks, scored=scored)
+    if factory is not None or tools:
+        found = check_environment(factory, tasks, tools=tools, scored=scored)
         broken = any(finding.status == "fail" for finding in found)
         shows_pictures = any(finding.check == "images" for finding in found)
         yield from found
@@ -82,10 +87,10 @@ def _findings(
         return
     reads, config = load_processing_class(model), _config(model)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not broken:  # what cannot be played cannot be measured
+    if not broken and (factory is not None or dataset is not None):  # what cannot be played cannot be measured
         lengths: dict[str, Any] = {"max_completion_length": sizes["length"], "max_context": context}
         options: dict[str, Any] = {"template_kwargs": kwargs, "model": model, "shows_pictures": shows_pictures}
-        yield from check_model(reads, factory, tasks[::group], **options, **lengths)
+        yield from check_model(reads, factory, tasks[::group], tools=tools, **options, **lengths)
     yield check_memory(_sizes(config, sizes), _device_memory())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def load_rows(name: str, *, split: str = "train") -> Any:
     """
     import datasets
 
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     path = Path(name)
     try:
         if path.suffix in _LOADERS:

@@ -1,7 +1,8 @@
 """What is named on the command line: environments, functions, datasets, models.
 
-An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`),
-`harbor:FOLDER`, or `gym:ID`.
+An environment is `package.module:Class`, `path/to/file.py:Class`, `openenv:URL`, `ors:NAME` (or `ors:URL`, both with
+`#SPLIT` if the environment has several), `harbor:FOLDER`, or `gym:ID`. In the place of a class there may be a dict of
+several by name.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentrl.errors import ConfigurationError
 
+Factories = Callable[[], Any] | Mapping[str, Callable[[], Any]]
 
-def load_environment(name: str) -> Callable[[], Any]:
-    """Find an environment: a class, or any other factory of environments.
+
+def load_environment(name: str) -> Factories:
+    """Find an environment: a class, any other factory of environments, or a dict of several by name.
 
     Args:
         name: A module and a name in it, or a Python file and a name in it, with a colon between. Modules are looked
             for in the current directory too; a file sees its neighbours, as a script does. Or a scheme and what it
-            names: `openenv:http://127.0.0.1:8000`, `ors:owner/environment`, `ors:http://127.0.0.1:8080`,
+            names: `openenv:http://127.0.0.1:8000`, `ors:owner/environment#train`, `ors:http://127.0.0.1:8080`,
             `harbor:tasks`, `gym:FrozenLake-v1`.
 
     Raises:
@@ -36,7 +39,25 @@ def load_environment(name: str) -> Callable[[], Any]:
     scheme, _, rest = name.partition(":")
     if scheme in _SCHEMES and rest:
         return _SCHEMES[scheme](rest)
-    return load_callable(name)
+    found = _load(name)
+    several = isinstance(found, Mapping) and found and all(map(callable, found.values()))
+    return found if several else _called(found, name)
+
+
+def tasks_of(factory: Factories | None, times: int = 1) -> Sequence[Mapping[str, Any]]:
+    """The rows to play where no dataset was named: those that the environment knows, if it does.
+
+    Args:
+        factory: The environment; of several, each gets rows of its own.
+        times: How many rows each of several gets.
+
+    Returns:
+        The rows; none for an environment that makes its own tasks.
+    """
+    if isinstance(factory, Mapping):
+        return [{"environment": name} for _ in range(times) for name in factory]
+    rows: Sequence[Mapping[str, Any]] = getattr(factory, "tasks", list)()
+    return rows
 
 
 def load_callable(name: str) -> Callable[..., Any]:
@@ -45,6 +66,11 @@ def load_callable(name: str) -> Callable[..., Any]:
     Raises:
         ConfigurationError: It cannot be imported, or cannot be called.
     """
+    return _called(_load(name), name)
+
+
+def _load(name: str) -> Any:
+    """What stands under a name in a module."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise ConfigurationError(f"{name!r} names nothing; write package.module:Name or file.py:Name")
@@ -52,11 +78,17 @@ def load_callable(name: str) -> Callable[..., Any]:
         module = _from_file(Path(where)) if where.endswith(".py") else _from_path(where)
     except Exception as error:
         raise ConfigurationError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        found = sorted(name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_")
-        raise ConfigurationError(f"{where} has no class or function {attribute!r}; its classes: {', '.join(found)}")
-    return factory
+    found = getattr(module, attribute, None)
+    if found is None:
+        names = sorted(name for name, value in vars(module).items() if isinstance(value, type) and name[0] != "_")
+        raise ConfigurationError(f"{where} has no class or function {attribute!r}; its classes: {', '.join(names)}")
+    return found
+
+
+def _called(found: Any, name: str) -> Callable[..., Any]:
+    if not callable(found):
+        raise ConfigurationError(f"{name} is a {type(found).__name__}, which cannot be called")
+    return found
 
 
 def _openenv(url: str) -> Callable[[], Any]:
@@ -68,7 +100,8 @@ def _openenv(url: str) -> Callable[[], Any]:
 def _ors(name: str) -> Callable[[], Any]:
     from agentrl.envs.ors import ORS
 
-    return ORS(url=name) if "://" in name else ORS(name)
+    name, _, split = name.partition("#")
+    return ORS(url=name, split=split or None) if "://" in name else ORS(name, split=split or None)
 
 
 def _harbor(path: str) -> Callable[[], Any]:

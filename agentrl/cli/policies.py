@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,11 +14,25 @@ API_KEY = "OPENAI_API_KEY"
 
 
 class Policy(NamedTuple):
-    """A generator with its tokenizer, and the ids that end its turns besides the tokenizer's own."""
+    """A generator with its tokenizer or processor, and the ids that end its turns besides the tokenizer's own."""
 
     generator: Any
-    tokenizer: Any
+    processing_class: Any
     eos_ids: Iterable[int]
+
+
+def show_bars(shown: bool) -> None:
+    """Let transformers draw progress bars, or not.
+
+    Args:
+        shown: Whether anybody watches; in a file each step of a bar is text. Only a terminal shows them in any case.
+    """
+    from transformers.utils import logging
+
+    if shown and sys.stderr.isatty():
+        logging.enable_progress_bar()
+    else:
+        logging.disable_progress_bar()
 
 
 def load_tokenizer(name: str) -> Any:
@@ -48,18 +63,20 @@ def sees_images(config: Any) -> bool:
 def local_policy(name: str, *, dtype: str = "auto") -> Policy:
     """Load a model into this process, onto a GPU where there is one."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, ProcessorMixin
 
     from agentrl.generation.factory import make_generator
     from agentrl.training.loading import declared_eos_ids
 
-    tokenizer = load_tokenizer(name)
+    show_bars(True)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        reads = load_processing_class(name)
+        loader: Any = AutoModelForImageTextToText if isinstance(reads, ProcessorMixin) else AutoModelForCausalLM
+        model = loader.from_pretrained(name, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"no model could be loaded from {name!r}: {error}") from error
-    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
-    return Policy(make_generator(model), tokenizer, declared_eos_ids(model))
+    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return Policy(make_generator(model), reads, declared_eos_ids(model))
 
 
 def served_policy(url: str, name: str, *, served: str | None = None) -> Policy:

@@ -24,6 +24,7 @@ Env = Annotated[
     str | None,
     typer.Option(help="module:Class, file.py:Class, openenv:URL, ors:NAME, harbor:DIR or gym:ID.", show_default=False),
 ]
+Tool = Annotated[list[str] | None, typer.Option(help="Function as a tool, module:function; may be repeated.")]
 Model = Annotated[str, typer.Option(help="A model's folder or its name on the hub.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -32,6 +33,7 @@ def rollout(
     model: Model,
     env: Env = None,
     dataset: Annotated[str | None, typer.Option(help="Tasks: a file, a folder or a name on the hub.")] = None,
+    tool: Tool = None,
     reward: Annotated[list[str] | None, typer.Option(help="Reward function, module:function; may be repeated.")] = None,
     base_url: Annotated[
         str | None, typer.Option(help="Sample from this vLLM server; --model is then its tokenizer.")
@@ -76,6 +78,7 @@ def rollout(
             model=model,
             env=env,
             dataset=dataset,
+            tools=tool or [],
             rewards=reward or [],
             server=base_url,
             chat=chat,
@@ -96,6 +99,7 @@ def _evaluate(
     model: str,
     env: str | None,
     dataset: str | None,
+    tools: Sequence[str],
     rewards: Sequence[str],
     server: str | None,
     chat: bool,
@@ -108,7 +112,7 @@ def _evaluate(
 ) -> Evaluation:
     from agentrl.chat.renderer import Renderer
     from agentrl.cli.data import load_rows
-    from agentrl.cli.environments import load_callable, load_environment
+    from agentrl.cli.environments import load_callable, load_environment, tasks_of
     from agentrl.cli.policies import chat_policy, local_policy, served_policy
     from agentrl.errors import ConfigurationError
     from agentrl.generation.base import SamplingParams
@@ -125,7 +129,7 @@ def _evaluate(
         raise ConfigurationError(f"--group {group}: expected 1 to {episodes}, the number of episodes")
     factory = None if env is None else load_environment(env)
     functions = [load_callable(name) for name in rewards]
-    rows = load_rows(dataset) if dataset is not None else getattr(factory, "tasks", list)()
+    rows = tasks_of(factory, episodes // group) if dataset is None else load_rows(dataset)
     tasks = make_tasks(rows, episodes // group, group, settings["seed"])
     generator: Any
     renderer: Any
@@ -135,9 +139,9 @@ def _evaluate(
         policy = local_policy(model, dtype=dtype) if server is None else served_policy(server, model, served=served)
         generator = policy.generator
         renderer = Renderer(
-            policy.tokenizer,
+            policy.processing_class,
             template_kwargs=settings["chat_template_kwargs"],
-            tools=factory is not None,
+            tools=factory is not None or bool(tools),
             eos_ids=policy.eos_ids,
             reasoning=settings["reasoning"],
         )
@@ -148,6 +152,7 @@ def _evaluate(
     engine = RolloutEngine(
         generator,
         renderer,
+        tools=[load_callable(name) for name in tools],
         environments=factory,
         limits=Limits(
             max_completion_length=settings["max_completion_length"],

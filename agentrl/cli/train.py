@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.mistakes import mistakes
-from agentrl.cli.rollout import AsJson, Env
+from agentrl.cli.rollout import AsJson, Env, Tool
 
 if TYPE_CHECKING:
     from agentrl.training.trainer import RolloutTrainer
 
 FURTHER: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Options that are not ours are fields of the configuration."""
+
+ROWS = 500
+"""Rows of each of several environments where no dataset routes them."""
 
 
 class Algorithm(StrEnum):
@@ -35,6 +38,7 @@ def train(
     env: Env = None,
     model: Annotated[str | None, typer.Option(help="A model's folder or its name on the hub.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Prompts and columns: a file, a folder or a hub name.")] = None,
+    tool: Tool = None,
     reward: Annotated[list[str] | None, typer.Option(help="Reward function, module:function; may be repeated.")] = None,
     algorithm: Annotated[Algorithm | None, typer.Option(help="What trains.  [default: grpo]")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML or JSON with any of these; options win over it.")] = None,
@@ -48,15 +52,23 @@ def train(
 
     The run's folder is printed first. Exit codes: 0 trained, 1 training failed, 2 what was typed cannot work.
     """
-    typed = {"env": env, "model": model, "dataset": dataset, "reward": reward, "algorithm": algorithm}
+    typed: dict[str, Any] = {
+        "env": env,
+        "model": model,
+        "dataset": dataset,
+        "tool": tool,
+        "reward": reward,
+        "algorithm": algorithm,
+    }
     with mistakes():
         written = {} if config is None else _read(config)
         named = {k: typed[k] or written.pop(k, None) for k in typed}
         chosen = Algorithm(_one_of(str(named.pop("algorithm") or "grpo"), Algorithm))
-        trainer = _trainer(chosen, named, fields_of(chosen, context.args, written), quiet=quiet)
-        folder = Path(trainer.args.output_dir or ".")
-        if trainer.is_world_process_zero():
+        args = _arguments(chosen, named["model"], fields_of(chosen, context.args, written))
+        folder = Path(args.output_dir or ".")
+        if args.process_index == 0:
             typer.echo(f"run: {folder.absolute()}", err=as_json)
+        trainer = _trainer(chosen, named, args, quiet=quiet)
         result = trainer.train(resume_from_checkpoint=resume or None)
         trainer.save_model()
     if as_json and trainer.is_world_process_zero():
@@ -108,35 +120,55 @@ def fields_of(algorithm: Algorithm, arguments: Sequence[str], written: dict[str,
     return written | _parse(parser, given)
 
 
-def _trainer(algorithm: Algorithm, named: dict[str, Any], fields: dict[str, Any], *, quiet: bool) -> RolloutTrainer:
+def _arguments(algorithm: Algorithm, model: str | None, fields: dict[str, Any]) -> Any:
+    """The configuration of a run."""
+    from agentrl.errors import ConfigurationError
+
+    if model is None:
+        raise ConfigurationError("name a model (--model)")
+    fields = {"output_dir": f"runs/{Path(model).name}-{algorithm.value}", "report_to": "none"} | fields
+    fields["disable_tqdm"] = True  # the live status stands for it
+    try:
+        return _classes(algorithm)[0](**fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _trainer(algorithm: Algorithm, named: dict[str, Any], args: Any, *, quiet: bool) -> RolloutTrainer:
+    from datasets import Dataset
     from transformers import PrinterCallback
 
     from agentrl.cli.data import load_rows
-    from agentrl.cli.environments import load_callable, load_environment
-    from agentrl.errors import ConfigurationError
+    from agentrl.cli.environments import load_environment, tasks_of
+    from agentrl.cli.policies import show_bars
     from agentrl.training.status import LiveStatus
 
-    model, env, dataset = named["model"], named["env"], named["dataset"]
-    if model is None:
-        raise ConfigurationError("name a model (--model)")
+    env, dataset = named["env"], named["dataset"]
     factory = None if env is None else load_environment(env)
-    rewards = named["reward"] or []
-    functions = [load_callable(name) for name in ([rewards] if isinstance(rewards, str) else rewards)]
-    rows = load_rows(dataset) if dataset is not None else getattr(factory, "tasks", lambda: None)()
-    fields = {"output_dir": f"runs/{Path(model).name}-{algorithm.value}", "report_to": "none"} | fields
-    fields["disable_tqdm"] = True  # the live status stands for it
-    config_class, trainer_class = _classes(algorithm)
-    try:
-        args = config_class(**fields)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(str(error)) from error
-    trainer: RolloutTrainer = trainer_class(
-        model=model, reward_funcs=functions or None, args=args, train_dataset=rows, environment_factory=factory
+    rows: Any = tasks_of(factory, ROWS) if dataset is None else load_rows(dataset)
+    if isinstance(rows, list):
+        rows = Dataset.from_list(rows) if rows else None
+    show_bars(not quiet)
+    trainer: RolloutTrainer = _classes(algorithm)[1](
+        model=named["model"],
+        reward_funcs=_functions(named["reward"]) or None,
+        args=args,
+        train_dataset=rows,
+        tools=_functions(named["tool"]) or None,
+        environment_factory=factory,
     )
+    show_bars(False)  # from here on the live status shows where the run is
     trainer.remove_callback(PrinterCallback)  # standard output is for results
     if not quiet:
         trainer.add_callback(LiveStatus())
     return trainer
+
+
+def _functions(names: str | Sequence[str] | None) -> list[Any]:
+    """Functions by their names; a file may name a single one without a list."""
+    from agentrl.cli.environments import load_callable
+
+    return [load_callable(name) for name in ([names] if isinstance(names, str) else names or ())]
 
 
 def _classes(algorithm: Algorithm) -> tuple[Any, Any]:

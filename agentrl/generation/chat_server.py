@@ -6,24 +6,29 @@ prompts and results are in tokens only the server knows; each counts as one. Not
 logprobs are NaN.
 
 The server applies its own chat template and reads calls itself. It gets its own messages back as it said them, without
-reasoning, which servers refuse.
+reasoning, which servers refuse. Images go along as `data:` URLs. The protocol has no place for them in results of
+tools: a message of the user after the results shows them.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import itertools
 import json
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agentrl.chat.calls.values import arguments_from_json
 from agentrl.chat.continuation import Continuation
 from agentrl.chat.messages import clean_messages
 from agentrl.chat.parsing import ParsedTurn
-from agentrl.chat.pictures import count_images
+from agentrl.chat.pictures import image_block, is_image_block
 from agentrl.chat.prefix import call_id
-from agentrl.errors import GenerationError, ImageError
+from agentrl.errors import GenerationError
 from agentrl.generation.base import UNBOUNDED_TURN, SamplingParams
 from agentrl.generation.openai_http import OpenAIServer
 from agentrl.types import Encoded, FinishReason, ImageSpan, Message, Prompt, Sample, ToolCall
@@ -43,17 +48,20 @@ class _Said(NamedTuple):
 class ChatServer(OpenAIServer):
     """Takes the place of a generator and of its renderer, see `Generator` and `Renderer`; the arguments are its base's.
 
-    It has no `max_context`: the server counts its context itself, and says so when a conversation is too long.
+    It has no `max_context`: the server counts its context itself, and says so when a conversation is too long. Whether
+    its model sees images it says too, by refusing them.
     """
 
     stop_ids = frozenset({END})
     never_sampled = None
-    sees_images = False
+    sees_images = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.max_context = None
-        self._said: list[_Said] = []
+        self._longest, self.max_context = self.max_context, None
+        self._numbers = itertools.count(_FIRST)
+        self._said: dict[int, _Said] = {}
+        self._rows: dict[str, Sequence[int]] = {}
 
     async def sample(
         self, session: str, ids: Sequence[int], params: SamplingParams, images: Sequence[ImageSpan] = ()
@@ -61,10 +69,14 @@ class ChatServer(OpenAIServer):
         """Ask for one turn; see `Generator.sample`.
 
         Raises:
-            GenerationError: The server refuses, or its answer has no message.
+            ContextFull: The conversation is too long for the server.
+            GenerationError: The server refuses it otherwise, or its answer has no message.
         """
-        said = [self._said[number - _FIRST] for number in ids if number >= _FIRST]
+        self._rows[session] = ids  # the row itself, which grows
+        said = [self._said[number] for number in ids if number >= _FIRST]
         messages = [message for one in said for message in one.messages]
+        if self._longest is not None and params.max_tokens != UNBOUNDED_TURN:  # vLLM refuses to be asked for more
+            params = replace(params, max_tokens=min(params.max_tokens, self._longest))
         reply = await self.ask("chat/completions", turn_request(self.model, messages, said[0].tools, params))
         message, finish, tokens = read_turn(reply)
         self.stats.decoded_tokens += tokens
@@ -73,6 +85,11 @@ class ChatServer(OpenAIServer):
         if finish is FinishReason.STOP:
             drawn = [*drawn[: max(1, tokens - 1)], END]
         return Sample(drawn, [math.nan] * len(drawn), finish)
+
+    def release(self, session: str) -> None:
+        """Forget what was said in an episode; the server keeps nothing."""
+        for number in self._rows.pop(session, ()):
+            self._said.pop(number, None)
 
     # As a renderer ----------------------------------------------------------------------------------------------
 
@@ -89,7 +106,7 @@ class ChatServer(OpenAIServer):
 
     def parse(self, ids: list[int], tools: Any, *, first_call: int = 0) -> ParsedTurn:
         """Read a turn as the server said it; calls that cannot be run have their `error`."""
-        [said] = self._said[ids[0] - _FIRST].messages
+        [said] = self._said[ids[0]].messages
         message: Message = {"role": "assistant", "content": said.get("content") or ""}
         calls = [read_call(written, first_call + k) for k, written in enumerate(said.get("tool_calls", ()))]
         if calls:
@@ -104,12 +121,13 @@ class ChatServer(OpenAIServer):
         return str(self.parse(ids, None).message["content"])
 
     def locate_images(self, messages: Sequence[Message], ids: Sequence[int]) -> tuple[ImageSpan, ...]:
-        """There are none; see `Renderer.locate_images`."""
+        """They have no places among the ids; see `Renderer.locate_images`."""
         return ()
 
     def _number(self, said: _Said) -> int:
-        self._said.append(said)
-        return len(self._said) - 1 + _FIRST
+        number = next(self._numbers)
+        self._said[number] = said
+        return number
 
 
 def turn_request(
@@ -170,15 +188,32 @@ def read_call(written: Mapping[str, Any], number: int) -> ToolCall:
 
 
 def _outgoing(messages: list[Message]) -> list[Message]:
-    """Messages as they are sent: the arguments of calls are text."""
-    if count_images(messages):
-        raise ImageError("images are not passed on to a chat server in this version")
-    return [_sent(message) for message in clean_messages(messages)]
+    """Messages as they are sent: the arguments of calls are text, images are URLs, those of results come after them."""
+    outgoing: list[Message] = []
+    for answers, run in itertools.groupby(clean_messages(messages), lambda message: message["role"] == "tool"):
+        shown: list[dict[str, Any]] = []
+        for message in run:
+            outgoing.append(_answer(message) if answers else _sent(message))
+            if answers and (images := [block for block in _blocks(message) if is_image_block(block)]):
+                shown += [
+                    {"type": "text", "text": f"Shown by {message.get('name', 'the tool')}:"},
+                    *map(_url, images),
+                ]
+        if shown:
+            outgoing.append({"role": "user", "content": shown})
+    return outgoing
+
+
+def _answer(message: Message) -> Message:
+    """The text of a tool's result, without the tool's name, which the call has."""
+    text = "".join(block["text"] for block in _blocks(message) if isinstance(block.get("text"), str))
+    return {"role": "tool", "tool_call_id": message["tool_call_id"], "content": text}
 
 
 def _sent(message: Message) -> Message:
-    if message["role"] == "tool":  # without the tool's name, which the call has
-        return {name: message[name] for name in ("role", "tool_call_id", "content")}
+    if isinstance(message.get("content"), list):
+        content = [_url(block) if is_image_block(block) else block for block in message["content"]]
+        message = {**message, "content": content}
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -188,6 +223,21 @@ def _sent(message: Message) -> Message:
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    content = message.get("content") or ""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _url(block: dict[str, Any]) -> dict[str, Any]:
+    """The block of an image as the protocol has it: its pixels in RGB, as every model sees them, unchanged."""
+    file = io.BytesIO()
+    image_block(block)["image"].convert("RGB").save(file, "PNG")
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"},
+    }
 
 
 def _plain_schema(tool: Mapping[str, Any]) -> dict[str, Any]:

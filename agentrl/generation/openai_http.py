@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import httpx
 
-from agentrl.errors import ConfigurationError, GenerationError
+from agentrl.errors import ConfigurationError, ContextFull, GenerationError
 from agentrl.generation.base import GenerationStats
 
 ATTEMPTS = 3
 """How often a turn is asked for when the connection breaks or the server is at fault (5xx) or busy (429)."""
+
+_FULL = re.compile(r"context[ _](length|size|window)", re.IGNORECASE)
+"""How servers say that a conversation is too long: OpenAI by a code, vLLM, llama.cpp and others in words."""
 
 
 class OpenAIServer:
@@ -49,7 +53,8 @@ class OpenAIServer:
         """Post a request and give back the answer's JSON, or its text where it has none.
 
         Raises:
-            GenerationError: The server refuses the request, or did not answer any attempt.
+            ContextFull: The conversation does not fit the server's context.
+            GenerationError: The server refuses the request otherwise, or did not answer any attempt.
         """
         loop = asyncio.get_running_loop()
         if (client := self._clients.get(loop)) is None:
@@ -65,6 +70,8 @@ class OpenAIServer:
                 if reply.status_code < 400:
                     return _json(reply)
                 problem = f"HTTP {reply.status_code}: {reply.text[:300]}"
+                if reply.status_code == httpx.codes.BAD_REQUEST and _is_full(reply.text):
+                    raise ContextFull(f"the conversation does not fit the context at {self.url}: {problem}")
                 if reply.status_code < 500 and reply.status_code != httpx.codes.TOO_MANY_REQUESTS:
                     break
             if attempt < ATTEMPTS:
@@ -97,6 +104,11 @@ class OpenAIServer:
             raise ConfigurationError(f"{self.url} serves {sorted(cards)}, not {wanted!r}; name one of them")
         length = cards[wanted].get("max_model_len")
         return wanted, length if isinstance(length, int) else None
+
+
+def _is_full(refusal: str) -> bool:
+    """Whether a refusal is about the conversation's length; one of `max_tokens` has another remedy."""
+    return _FULL.search(refusal) is not None and "max_tokens" not in refusal
 
 
 def _json(reply: httpx.Response) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl.chat.continuation import Continuation
 from agentrl.chat.pictures import column_pictures, place_pictures, read_pictures
-from agentrl.errors import ConfigurationError, EnvironmentFailure, ImageError, RewardError
+from agentrl.errors import ConfigurationError, ContextFull, EnvironmentFailure, ImageError, RewardError
 from agentrl.rollout.calling import DeadlineExceeded
 from agentrl.rollout.conversation import Conversation, trajectory_of
 from agentrl.rollout.environments import episode_done, merge_tools
@@ -193,8 +193,11 @@ class Episode:
             began = time.monotonic()
             images = {"images": tuple(conversation.images)} if conversation.images else {}
             params = self.stage.turn_params(self.task, len(self.turns), progress)
-            with self.stage.asking:
-                sample = await self.stage.generator.sample(self.session, conversation.ids, params, **images)
+            try:
+                with self.stage.asking:
+                    sample = await self.stage.generator.sample(self.session, conversation.ids, params, **images)
+            except ContextFull:  # of a server that alone knows how long the conversation is
+                return outcome_of(Limit.CONTEXT), Limit.CONTEXT
             message, calls = self._read(sample.ids)
             start, stop = conversation.add_sample(sample, message)
             seconds = time.monotonic() - began

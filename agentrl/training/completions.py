@@ -103,7 +103,7 @@ def report_rows(rows: Sequence[dict[str, Any]], step: int, trainer: Trainer) -> 
     """
     if not rows:
         return
-    columns = ["step", *rows[0]]
+    columns: list[str | int] = ["step", *rows[0]]
     data = [[step, *map(cell, row.values())] for row in rows]
     reporters = trainer.args.report_to or []
     if "wandb" in reporters:

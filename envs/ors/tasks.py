@@ -172,7 +172,9 @@ async def _fetch(ask: Ask, split: str | None, wanted: list[int] | None) -> tuple
     known = await ask("/splits")
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in known if isinstance(known, list)]
     if split not in names:
-        raise ConfigurationError(f"split={split!r}: the environment has {names}")
+        raise ConfigurationError(
+            f"split={split!r}: the environment has {names}; name one (ors:...#SPLIT on the command line)"
+        )
     count = (await ask("/num_tasks", {"split": split}) or {}).get("num_tasks")
     if not isinstance(count, int):
         raise ProtocolError(f"the number of tasks of {split!r} is {count!r}")

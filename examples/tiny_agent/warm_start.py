@@ -76,6 +76,7 @@ def make_tiny_agent(lessons: Sequence[Lesson], recipe: Recipe | None = None, cac
     # Written beside its place and moved there whole, so that an interrupted run leaves no half an agent.
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=cache))
+    transformers.logging.disable_progress_bar()
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     try:

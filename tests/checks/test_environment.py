@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentrl.checks.environment import check_environment
 from agentrl.checks.findings import Finding, Status
+from agentrl.errors import EnvironmentFailure
 from agentrl.types import Task
 
 TASKS = [Task(str(group), member, seed=group + 1) for group in range(3) for member in range(4)]
@@ -149,6 +151,16 @@ class RewardChanges(Good):
         return float(self.count)
 
 
+class RewardOnce(Good):
+    failure: type[Exception] = RuntimeError
+
+    def get_reward(self) -> float:
+        if self.count is None:
+            raise self.failure("the session has ended")
+        reward, self.count = super().get_reward(), None
+        return reward
+
+
 @pytest.mark.parametrize(
     ("broken", "check", "status", "seen", "advice"),
     [
@@ -171,6 +183,7 @@ class RewardChanges(Good):
         (ToolNeverWorks, "tools", Status.WARN, "valid calls of search failed: 'Error: ConnectionError", "mend it"),
         (CannotReset, "reset", Status.FAIL, "reset raised FileNotFoundError", "is lost"),
         (RewardChanges, "get_reward", Status.WARN, "when asked again", "without changing it"),
+        (RewardOnce, "get_reward", Status.WARN, "raised RuntimeError: the session has ended", "without changing it"),
     ],
 )
 def test_what_is_broken_is_found_and_what_to_do_is_said(broken, check, status, seen, advice):
@@ -188,3 +201,21 @@ def test_chance_that_was_never_denied_is_a_warning_only():
     found = problems(Random)
     assert found["determinism"].status is Status.WARN
     assert "leaks" not in found
+
+
+def test_a_session_that_ends_with_its_reward_is_no_fault():
+    class Served(RewardOnce):
+        failure = EnvironmentFailure
+
+    assert problems(Served) == {}
+
+
+def test_several_environments_are_told_apart():
+    """Random calls are of an episode's own tools; an environment without tasks is not passed over in silence."""
+    tasks = [replace(task, environment="good") for task in TASKS]
+    found = check_environment(
+        {"good": Good, "leaking": Leaks, "idle": Good},
+        tasks + [replace(task, environment="leaking") for task in TASKS],
+    )
+    bad = [(finding.check, finding.seen.split(":")[0]) for finding in found if finding.status is not Status.PASS]
+    assert bad == [("leaks", "leaking"), ("episodes", "idle")]

@@ -38,13 +38,46 @@ def _broken(template: str) -> dict:
     return findings(tokenizer)
 
 
-def test_templates_that_cannot_be_used_are_refused_with_the_reason():
-    none = _broken("")
-    assert (none["template"].status, "no chat template" in none["template"].seen) == (Status.FAIL, True)
-    no_tools = _broken("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}")
-    assert no_tools["template"].status is Status.FAIL
-    raises = _broken("{{ raise_exception('no tools here') }}")
-    assert raises["template"].status is Status.FAIL
+TURN = """\
+{{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}"""
+
+
+def template(turn: str = TURN, tools: str = "{{ tools | tojson if tools }}") -> str:
+    """A good template; the broken ones differ from it in one thing."""
+    return (
+        f"<|im_start|>system\n{tools}<|im_end|>\n"
+        f"{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{turn}<|im_end|>\n{{% endfor %}}"
+        "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "seen"),
+    [
+        ("", "has no chat template"),
+        ("{% for m in messages %}{{ m.content }", "no Jinja template: line 1"),
+        ("{{ raise_exception('not today') }}", "TemplateError: not today"),
+        (template(tools=""), "does not show tool definitions"),
+        (template("{{ m.content or '' }}"), "does not show names of called tools, arguments of tool calls"),
+        (template(TURN.replace("{{ call.function.name }}", "f")), "does not show names of called tools"),
+        (template("{% if m.role != 'tool' %}" + TURN + "{% endif %}"), "does not show tool results"),
+        ("{{ messages | length }}" + template(), "the rendering of message 0 (system) changes"),
+        (template("{{ '[last]' if loop.last }}" + TURN), "changes when the conversation goes on"),
+    ],
+    ids=[
+        *("there is none", "bad syntax", "raises", "no tools", "no calls", "no names", "no results"),
+        *("counts messages", "marks the last turn"),
+    ],
+)
+def test_templates_that_cannot_be_used_are_refused_with_the_reason(broken, seen):
+    found = _broken(broken)["template"]
+    assert (found.status, seen in found.seen) == (Status.FAIL, True), found
+
+
+def test_the_template_that_the_broken_ones_differ_from_is_good():
+    assert {f.status for f in _broken(template()).values()} == {Status.PASS}
 
 
 def test_prompts_and_results_that_leave_no_room_are_found():

@@ -9,8 +9,6 @@ import pytest
 
 from tests.cli.typing_commands import COUNTER, run, save_model
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -38,20 +36,13 @@ def test_what_fails_is_shown_with_what_to_do_and_exits_with_1(folder):
     assert "1 fail" in text
 
 
-@pytest.mark.parametrize(
-    "env", ["counter.py:Counter", "guess_number.py:GuessNumber", "frozen_lake.py:lake", "grid_world.py:GridWorld"]
-)
-def test_the_examples_pass(env, monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    code, text, _ = run("check", "--env", f"{EXAMPLES}/{env}")
-    assert code == 0, text
-
-
 def test_what_is_mistyped_exits_with_2(folder):
     for arguments, said in [
         ([], "name an environment"),
         (["--env", f"{folder}/clicks.py:Counter", "--group", 1], "--group 1"),
         (["--model", folder / "nothing"], "no tokenizer could be loaded"),
+        (["--tool", f"{folder}/clicks.py:length"], "goes with --dataset"),
+        (["--env", f"{folder}/clicks.py:random"], "is a module, which cannot be called"),
     ]:
         code, _, complaint = run("check", *arguments)
         assert (code, said in complaint) == (2, True), complaint

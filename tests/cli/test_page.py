@@ -49,6 +49,7 @@ def openai() -> Iterator[str]:
 def test_a_command_of_the_page_runs(line, model, here, openai):
     line = line.replace("https://api.openai.com", openai).replace("gpt-4.1-mini", "clever")
     (here / "run.yaml").write_text(f"model: {model}\nenv: examples/counter.py:Counter\noutput_dir: kept\n")
+    (here / "questions.jsonl").write_text('{"prompt": [{"role": "user", "content": "What is 2 + 3?"}]}\n' * 2)
     program, command, *rest = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(model)))
     assert program == "agentrl"
     if "--resume" in rest:  # there is nothing to resume from yet

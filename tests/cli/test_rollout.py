@@ -14,6 +14,7 @@ from agentrl.rollout.journal.reading import Records
 from agentrl.testing.tokenizers import qwen_like_tokenizer
 from tests.cli.typing_commands import COUNTER, run, save_model
 from tests.generation.openai_stub import Server, says, serving
+from tests.vision.helpers import family
 
 TOKENIZER = qwen_like_tokenizer("compact")
 
@@ -131,3 +132,31 @@ def test_any_chat_server_is_evaluated_by_what_it_says(folder):
     with Records(folder / "chat") as records:
         [kept, *_] = records.rollouts(records.summaries())
         assert [record.message.get("content") for record in kept.turns] == ["", "done"]
+
+
+SHOWS = """
+from PIL import Image
+
+
+class Shows:
+    def reset(self, seed: int):
+        return [{"type": "image", "image": Image.new("RGB", (16, 16), (seed % 256, 0, 0))}]
+
+    def get_reward(self) -> float:
+        return 1.0
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_sees_is_evaluated_on_what_it_is_shown(tmp_path):
+    """With its processor: the picture's tokens are part of the prompt."""
+    (tmp_path / "shows.py").write_text(SHOWS)
+    model, processor = family("gemma3")
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    arguments = ["--env", f"{tmp_path}/shows.py:Shows", "--model", tmp_path / "model", "-n", 2, "--group", 2]
+    code, text, complaint = run("rollout", *arguments, "--max-completion-length", 4, "--json")
+    assert code == 0, complaint
+    report = json.loads(text)
+    assert report["scored"] == 2
+    assert report["cost"]["prompt_tokens"] >= 2 * processor.image_seq_length

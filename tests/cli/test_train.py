@@ -94,3 +94,32 @@ def test_options_are_listed_by_word():
     assert names["entropy_coef"]["default"] == 0.0
     assert "learning_rate" not in names
     assert "--normalize_advantages (False)" in run("options", "normalize", "--algorithm", "rloo")[1]
+
+
+def test_several_environments_and_tools_are_named_as_in_python(folder):
+    """A dict of environments routes its own rows; tools are functions of the prompts' data set."""
+    (folder / "many.py").write_text(
+        "from clicks import Counter\n\nBOTH = {'one': Counter, 'two': Counter}\n\n\n"
+        'def add(a: int, b: int) -> int:\n    """Add.\n\n    Args:\n        a: One.\n        b: Other.\n    """\n'
+        "    return a + b\n"
+    )
+    asked = [{"prompt": [{"role": "user", "content": question}]} for question in ("2 + 3?", "3 + 4?")]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    few = ["--max_steps", 1, "--logging_steps", 1, "--json", "--quiet", "--model", folder / "model", *SMALL]
+    played = ["train", "--env", f"{folder}/many.py:BOTH", *few, "--output_dir", folder / "both"]
+    code, text, complaint = run(*played)
+    assert code == 0, complaint
+    assert json.loads(text)["step"] == 1
+    rows = ["--dataset", folder / "asked.jsonl", "--reward", f"{folder}/clicks.py:length"]
+    code, text, complaint = run("train", *rows, "--tool", f"{folder}/many.py:add", *few, "--output_dir", folder / "t")
+    assert code == 0, complaint
+    assert "tools/call_frequency" in json.loads(text)
+
+
+def test_bars_are_for_terminals(folder):
+    """The log of a run that nobody watches has its figures, and nothing in between."""
+    out = ["--output_dir", folder / "calm", "--logging_steps", 1, "--max_steps", 1]
+    rows = ["--dataset", folder / "rows.jsonl", "--reward", f"{folder}/clicks.py:length"]
+    code, _, status = run("train", *rows, "--model", folder / "model", *SMALL, *out)
+    assert code == 0
+    assert "%|" not in status

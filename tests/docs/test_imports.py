@@ -7,8 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import agentrl
+import agentrl.envs
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +98,7 @@ def test_imports_go_one_way(module: str, path: Path) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for imported, line, for_types in imports(module, path)
-        if layer(imported) not in {here, *MAY_IMPORT[here]} and not (for_types and here == "training")
+        if layer(imported) not in {here, *MAY_IMPORT[here]} and not (for_types and here in ("agentrl", "training"))
     ]
     assert not wrong, f"{here} may import {sorted(MAY_IMPORT[here])}: {wrong}"
 
@@ -108,6 +112,21 @@ def test_importing_agentrl_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, agentrl; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "datasets", "numpy"} & set(loaded)
+
+
+@pytest.mark.parametrize("package", [agentrl, agentrl.envs], ids=lambda package: package.__name__)
+def test_type_checkers_see_the_public_names_from_where_they_are_loaded(package: ModuleType) -> None:
+    """tests/docs/public_api.py has what they make of them."""
+    path = Path(package.__file__ or "")
+    seen = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert seen == package._PUBLIC
+    assert (Path(agentrl.__file__).parent / "py.typed").exists()
 
 
 def test_public_names_are_found() -> None:

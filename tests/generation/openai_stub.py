@@ -10,19 +10,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-def says(content: str | None = None, *calls: tuple[str, str], tokens: int = 5, finish: str = "stop") -> dict[str, Any]:
-    """An answer of the server; calls are given as name and written arguments."""
+def says(content: str | None = None, *calls: tuple[str, str], tokens: int = 5, finish: str | None = None) -> Any:
+    """An answer of the server, as vLLM 0.32 writes it; calls are given as name and written arguments."""
     written = [
-        {"id": f"call_{k}", "type": "function", "index": k, "function": {"name": name, "arguments": arguments}}
+        {"id": f"call_{k}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for k, (name, arguments) in enumerate(calls)
     ]
-    message = {"role": "assistant", "content": content, "refusal": None, "reasoning_content": "Hm."}
-    message |= {"tool_calls": written} if written else {}
-    return {"choices": [{"message": message, "finish_reason": finish}], "usage": {"completion_tokens": tokens}}
+    message = {"role": "assistant", "content": content, "refusal": None, "annotations": None, "audio": None}
+    message |= {"function_call": None, "tool_calls": written, "reasoning": "Hm."}
+    finish = finish or ("tool_calls" if calls else "stop")
+    usage = {"prompt_tokens": 23, "total_tokens": 23 + tokens, "completion_tokens": tokens}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage}
+
+
+FULL = {
+    "message": "This model's maximum context length is 512 tokens. However, your prompt contains at least 513 input "
+    "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
+    "(parameter=input_tokens, value=513)",
+    "type": "BadRequestError",
+    "param": "input_tokens",
+    "code": 400,
+}
+"""How vLLM 0.32 refuses a conversation that is too long, with status 400."""
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with what it was given, one after the other: an answer, or a status; or by a policy of requests."""
+    """Answers with what it was given, one after the other: an answer, a status, or an error with status 400; or by a
+    policy of requests.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -48,7 +63,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         answer = self.server.policy(self.server.bodies[-1])
-        self._send(*(answer, {"error": "no"}) if isinstance(answer, int) else (200, answer))
+        if isinstance(answer, int):
+            self._send(answer, {"error": "no"})
+        else:
+            self._send(400 if "error" in answer else 200, answer)
 
     def _send(self, status: int, value: Any) -> None:
         content = json.dumps(value).encode()

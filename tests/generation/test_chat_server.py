@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from agentrl.errors import GenerationError
+from agentrl.errors import ContextFull, GenerationError
 from agentrl.generation.base import SamplingParams
 from agentrl.generation.chat_server import END, ChatServer, read_call, read_turn, turn_request
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.failures import FailurePolicy
 from agentrl.rollout.limits import Limits
+from agentrl.testing.invariants import assert_row_invariants
 from agentrl.types import FinishReason, Limit, Outcome, Task
-from tests.generation.openai_stub import Server, says, serving
+from tests.generation.openai_stub import FULL, Server, says, serving
 
 
 class Shop:
@@ -96,6 +99,15 @@ def test_the_budget_is_that_of_the_whole_episode(server):
     assert (trajectory.outcome, trajectory.limit) == (Outcome.TRUNCATED, Limit.COMPLETION)
 
 
+def test_no_more_is_asked_for_than_the_server_says_it_can_give(server):
+    """vLLM says its context, and refuses a larger `max_tokens` for every prompt."""
+    server.models = [{"id": "clever", "max_model_len": 512}]
+    play(server, says("Done."), max_completion_length=1024)
+    play(server, says("Done."), max_completion_length=100)
+    play(server, says("Done."))
+    assert [body.get("max_tokens") for body in server.bodies] == [512, 100, None]
+
+
 def test_calls_that_cannot_be_run_are_answered_and_the_episode_goes_on(server):
     calls = ("pay", '{"amount": '), ("pay", "[1]"), ("fly", "{}")
     trajectory = play(server, says(None, *calls), says("Sorry."))
@@ -121,15 +133,76 @@ def test_a_busy_server_is_asked_again_and_a_refusal_ends_the_run(server):
         play(server, 400)
 
 
-def test_an_image_ends_its_rollout_with_the_reason(server):
+def test_images_go_along_and_those_of_results_are_shown_after_them(server):
+    """The protocol has no place for images in messages of tools; pixels arrive as they were."""
+
     class Sees(Shop):
         def reset(self, **columns: Any) -> Any:
-            return [{"type": "image", "image": Image.new("RGB", (8, 8))}]
+            super().reset()
+            return [{"type": "text", "text": "Look."}, {"type": "image", "image": Image.new("L", (8, 4), 7)}]
 
-    trajectory = play(server, environments=Sees)
-    assert trajectory.outcome is Outcome.ENV_FAILURE
-    assert "images are not passed on to a chat server" in trajectory.failure.error
-    assert not server.bodies
+        def pay(self, amount: int) -> Any:
+            """Pay.
+
+            Args:
+                amount: How much.
+            """
+            super().pay(amount)
+            return [{"type": "text", "text": "paid"}, Image.new("RGB", (2, 2), (amount, 0, 0))]
+
+    calls = says(None, ("pay", '{"amount": 3}'), ("pay", '{"amount": 4}'))
+    trajectory = play(server, calls, says("Done."), environments=Sees)
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
+    assert_row_invariants(trajectory)
+    asked, _, *answers, shown = server.bodies[1]["messages"]
+    text, picture = asked["content"]
+    assert text == {"type": "text", "text": "Look."}
+    assert picture.keys() == {"type", "image_url"}
+    assert seen(picture) == ((8, 4), (7, 7, 7))
+    assert [(answer["role"], answer["content"]) for answer in answers] == [("tool", "paid"), ("tool", "paid")]
+    assert shown["role"] == "user"
+    first, red, second, redder = shown["content"]
+    assert first == second == {"type": "text", "text": "Shown by pay:"}
+    assert [seen(red), seen(redder)] == [((2, 2), (3, 0, 0)), ((2, 2), (4, 0, 0))]
+
+
+def seen(block: dict[str, Any]) -> Any:
+    """Size and first pixel of what stands in a URL."""
+    header, _, data = block["image_url"]["url"].partition(",")
+    assert header == "data:image/png;base64"
+    picture = Image.open(io.BytesIO(base64.b64decode(data)))
+    return picture.size, picture.getpixel((0, 0))
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_conversation_that_outgrows_the_server_is_cut_as_at_any_other_limit(server, turns):
+    """The run goes on: before, the refusal of one long episode ended it."""
+    told = [says(None, ("pay", '{"amount": 7}'), tokens=9)][:turns]
+    trajectory = play(server, *told, {"error": FULL})
+    assert (trajectory.outcome, trajectory.limit) == (Outcome.TRUNCATED, Limit.CONTEXT)
+    assert (len(trajectory.turns), trajectory.reward) == (turns, float(turns))
+    assert_row_invariants(trajectory)
+
+
+def test_a_limit_that_the_server_refuses_ends_the_run(server):
+    """What helps is another `--max-completion-length`, so every episode would end so."""
+    refusal = "'max_tokens' is too large: 512. This model's maximum context length is 512 tokens"
+    with pytest.raises(GenerationError, match="is too large") as raised:
+        play(server, {"error": {"message": refusal}})
+    assert not isinstance(raised.value, ContextFull)
+
+
+def test_what_was_said_in_an_episode_is_forgotten_with_it(server):
+    """Pictures are large, and an evaluation has many."""
+    server.answers += [says(None, ("pay", '{"amount": 7}')), says("Done.")]
+    chat: Any = ChatServer(server.url, model="clever")
+    engine = RolloutEngine(chat, chat, environments=Shop)
+    try:
+        engine.run([Task("g", 0, 3, None)])
+    finally:
+        engine.close()
+        chat.close()
+    assert not chat._said
 
 
 def test_settings_beyond_the_protocol_are_sent_only_where_they_do_something():

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from agentrl.chat.pictures import image_block
+from agentrl.chat.renderer import Renderer
 from agentrl.errors import GenerationError
 from agentrl.generation.base import SamplingParams
+from agentrl.generation.chat_server import ChatServer, turn_request
 from agentrl.generation.vllm_http import Replica
 from agentrl.generation.vllm_server import VllmServerGenerator
 from agentrl.generation.weight_transfer import GlooChannel, WeightTransfer
 from agentrl.generation.weights import PolicyWeights
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import FIX_VOCAB_SIZE, fix_tokenizer
+from agentrl.testing.vision import picture
 from agentrl.testing.vllm import ENVIRONMENT, VllmServer, free_port
 from agentrl.training.sampler_check import differences
 from tests.generation.test_vllm_server import Broken, change
@@ -190,17 +194,41 @@ def test_what_vllm_cannot_serve_on_the_cpu_ends_with_a_reason(family, seen):
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
 def test_a_real_server_sees_what_the_trainer_sees(family, tmp_path):
-    """The same over HTTP: token ids and pixels are the trainer's; SmolVLM's go tile by tile."""
+    """The same over HTTP: token ids and pixels are the trainer's; SmolVLM's go tile by tile.
+
+    A chat has the pictures themselves, and vLLM renders it; with Qwen2.5-VL it reads as many tokens as we would give.
+    """
     model, processor = seeing(family)
     model.save_pretrained(tmp_path / "model")
+    processor.tokenizer.chat_template = processor.chat_template
     processor.tokenizer.save_pretrained(tmp_path / "model")
     options = ["--limit-mm-per-prompt", '{"video": 0}', "--skip-mm-profiling", "--no-mm-device-do-normalize"]
     environment = seeing_environment(family, tmp_path)
     with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, options, environment) as running:
         where = {"vllm_server_base_url": running.url, "vllm_group_port": free_port()}
         differences = train(family, tmp_path, vllm_mode="server", vllm_server_timeout=START_SECONDS, **where)
+        asked = [["What?"], [1, "What?"], [2, "What?"]] if family == "qwen2_5_vl" else []
+        chats = [asyncio.run(chat(running.url, processor, content)) for content in asked]
     assert len(differences) == 4
     assert max(differences) <= 1e-4
+    for told, rendered, _ in chats:
+        assert told == rendered
+    assert len({told for *_, told in chats}) == len(asked), "each picture is seen"
+
+
+async def chat(url: str, processor: Any, content: list[Any]) -> tuple[int, int, str]:
+    """Ask for a turn: tokens of the prompt by the server and by our renderer, and what was sampled."""
+    blocks = [{"type": "text", "text": it} if isinstance(it, str) else image_block(picture(it)) for it in content]
+    prompt = [{"role": "user", "content": blocks}]
+    server = ChatServer(url)
+    try:
+        said = server._said[server.encode_prompt(prompt, None).ids[0]]
+        body = turn_request(server.model, said.messages, [], SamplingParams(max_tokens=4, seed=1))
+        reply = await server.ask("chat/completions", body | {"logprobs": True})
+    finally:
+        server.close()
+    rendered = len(Renderer(processor).encode_prompt(prompt, None).ids)
+    return reply["usage"]["prompt_tokens"], rendered, json.dumps(reply["choices"][0]["logprobs"]["content"])
 
 
 @pytest.mark.parametrize("head", ["tied", "untied"])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -113,6 +114,35 @@ def test_filters_and_keys_and_addresses(browser: Any, address: str) -> None:
     page.wait_for_selector(".charts")
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "column", "value"), [("outcome=truncated", "outcome", "truncated"), ("tool=add", "tools", ["add"])]
+)
+def test_rollouts_are_chosen_by_outcome_and_by_tool(
+    browser: Any, address: str, choice: str, column: str, value: Any
+) -> None:
+    listed = httpx.get(f"{address}api/rollouts/0").json()
+    wanted = sum(row[listed["columns"].index(column)] == value for row in listed["rows"])
+    page, complaints = open_page(browser, f"{address}#/rollouts?run=0.1&{choice}")
+    assert page.locator(".summary").inner_text().startswith(f"{wanted} of {len(listed['rows']) * 2} rollouts")
+    assert complaints == []
+
+
+def test_tokens_are_coloured_by_mask_and_by_advantage_and_turns_have_their_weights(browser: Any, address: str) -> None:
+    shown = "[...document.querySelectorAll('.token')].filter(token => !token.closest('.legend'))"
+    page, complaints = open_page(browser, f"{address}#/rollout/0/0/1?tab=tokens&colour=mask")
+
+    def count(shade: str) -> int:
+        return page.evaluate(f"{shown}.filter(token => /{shade}/.test(token.className)).length")
+
+    sampled, given = count("m1"), count("m0")
+    assert min(sampled, given) > 0
+    settled(page, "#/rollout/0/0/1?tab=tokens&colour=advantage")
+    assert (count("[np][0-4]"), count("m0")) == (sampled, given)
+    settled(page, "#/rollout/0/0/1")
+    assert "weights " in page.locator("main").inner_text()
     assert complaints == []
 
 
