@@ -9,7 +9,8 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 import agentrl
-from agentrl.training.arguments import REFUSED, GRPOConfig, RLOOConfig
+from agentrl.training.argument_checks import REFUSED
+from agentrl.training.arguments import GRPOConfig, RLOOConfig
 from agentrl.training.async_arguments import AsyncGRPOConfig
 
 project = "agentrl"

@@ -20,6 +20,8 @@ from agentrl.generation.base import SamplingParams
 
 _BLOCK = 256
 """Ids a block when drawing."""
+_BELOW_ONE = 1.0 - 2.0**-52
+"""The product of a float64 and this is less than the float64, however it is rounded."""
 _NUCLEUS = 1024
 """Likeliest tokens looked at first for top-p."""
 
@@ -184,31 +186,24 @@ def draw(logprobs_NV: Tensor, uniforms: Sequence[float]) -> Tensor:
     Returns:
         int64 ids [N]; never a token of probability 0.
     """
-    uniforms_N = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_NV.device)
     rows, vocab_size = logprobs_NV.shape
-    probs_NV = logprobs_NV.exp()
-    whole = vocab_size // _BLOCK * _BLOCK
-    mass_NK = torch.cat(
-        [
-            probs_NV[:, :whole].view(rows, -1, _BLOCK).sum(-1),
-            probs_NV[:, whole:].sum(-1, keepdim=True),
-        ],
-        dim=-1,
-    )
-    block_N, rest_N = _invert(mass_NK, uniforms_N)
-    ids_NB = (block_N[:, None] * _BLOCK + torch.arange(_BLOCK, device=block_N.device)).clamp(max=vocab_size)
-    inside_NB = ids_NB < vocab_size
-    probs_NB = probs_NV.gather(-1, ids_NB.clamp(max=vocab_size - 1)) * inside_NB
-    return ids_NB.gather(-1, _invert(probs_NB, rest_N)[0][:, None])[:, 0]
+    # Padded with probability 0 to whole blocks.
+    probs_NKB = logprobs_NV.new_zeros(rows, -(-vocab_size // _BLOCK), _BLOCK)
+    torch.exp(logprobs_NV, out=probs_NKB.view(rows, -1)[:, :vocab_size])
+    uniforms_N1 = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_NV.device)[:, None]
+    mass_NK = probs_NKB.sum(-1)
+    cdf_NK = mass_NK.cumsum(-1, dtype=torch.float64)
+    target_N1, block_N1 = _invert(cdf_NK, uniforms_N1)
+    size_N1 = mass_NK.gather(-1, block_N1)
+    # How far into the block the uniform falls, from 0 to 1.
+    rest_N1 = (target_N1 - cdf_NK.gather(-1, block_N1) + size_N1) / size_N1
+    probs_NB = probs_NKB.gather(1, block_N1[:, :, None].expand(-1, -1, _BLOCK))[:, 0]
+    _, cell_N1 = _invert(probs_NB.cumsum(-1, dtype=torch.float64), rest_N1)
+    return (block_N1 * _BLOCK + cell_N1)[:, 0]
 
 
-def _invert(mass_NK: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the cell that each uniform falls in, and how far into the cell it falls, in [0, 1)."""
-    cdf_NK = mass_NK.double().cumsum(-1)
-    total_N1 = cdf_NK[:, -1:]
+def _invert(cdf_NK: Tensor, uniforms_N1: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale uniforms by the total of a running sum, and find the cell that each falls in; it has mass."""
     # Below the total even where the product rounds up to it: beyond it there are only cells without mass.
-    target_N1 = torch.minimum(uniforms_N[:, None] * total_N1, total_N1.nextafter(torch.zeros_like(total_N1)))
-    cell_N1 = torch.searchsorted(cdf_NK, target_N1, right=True)
-    size_N1 = mass_NK.gather(-1, cell_N1).double()
-    rest_N1 = (target_N1 - cdf_NK.gather(-1, cell_N1) + size_N1) / size_N1
-    return cell_N1[:, 0], rest_N1[:, 0].clamp(0.0, 1.0)
+    target_N1 = uniforms_N1.clamp(0.0, _BELOW_ONE) * cdf_NK[:, -1:]
+    return target_N1, torch.searchsorted(cdf_NK, target_N1, right=True)

@@ -12,52 +12,20 @@ script keeps working when its import changes. What differs:
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.trainer_pt_utils import AcceleratorConfig
 
 from agentrl.errors import ConfigurationError
 from agentrl.objectives.aggregation import AGGREGATIONS
-from agentrl.rollout.failures import FailurePolicy
-from agentrl.rollout.limits import require_seconds
+from agentrl.training.argument_checks import check_ranges, derive_batch_sizes, refuse_unsupported, require
 from agentrl.training.objective_checks import check_objective
-from agentrl.training.objective_checks import require as _require
-from agentrl.training.vllm_checks import check_vllm
-
-_OWN_LOSS = "the objective is computed by agentrl, not from labels"
-
-REFUSED: dict[str, str] = {
-    "label_smoothing_factor": _OWN_LOSS,
-    "label_names": _OWN_LOSS,
-    "include_for_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
-    "batch_eval_metrics": "rewards are the metrics; there are no predictions to pass to compute_metrics",
-    "train_sampling_strategy": "rows are drawn in groups; use shuffle_dataset to switch shuffling off",
-    "length_column_name": "rows are drawn in groups, not by length",
-    "auto_find_batch_size": "groups would be cut differently; set per_device_train_batch_size",
-    "dataloader_drop_last": "training leaves a last window that is not full out always, evaluation plays it always",
-    "average_tokens_across_devices": "the loss divides by what all processes have together, always",
-    "include_num_input_tokens_seen": "the metric num_tokens counts them always",
-    "ds3_gather_for_generation": "each process plays episodes at its own pace, which needs the weights in one piece",
-    "parallelism_config": "rows are scored by their positions, which other parallelism than of data cuts apart",
-    # Of the asynchronous trainers only
-    "queue_maxsize": "what may wait is bounded by max_staleness; nothing is ever dropped from a queue",
-    "heartbeat_stale_after_s": "rollouts are played in this process: an error ends the run at once, a blocked event "
-    "loop is logged, and what may hang has deadlines of its own (rollout_timeout, tool_timeout, environment_timeout)",
-    "token_budget": "micro-batches hold per_device_train_batch_size rows on average, balanced by their cost",
-    "fork_threshold_tokens": "rows are token-exact, no turn is tokenized twice; see reasoning='fork'",
-}
-"""Arguments that only work at their default in this version, and why. (A test walks all fields.)"""
 
 CISPO_WEIGHT = 5.0
 """What epsilon_high is with loss_type="cispo" unless given, as ScaleRL recommends."""
-
-REASONING = ("keep", "fork")
 
 
 def _arg(default: Any, text: str) -> Any:
@@ -234,13 +202,13 @@ class RolloutConfig(TrainingArguments):
             self.activation_checkpointing = self.gradient_checkpointing
             self.activation_checkpointing_kwargs = self.gradient_checkpointing_kwargs
         super().__post_init__()
-        self._refuse_unsupported()
+        refuse_unsupported(self)
         if self.fp16 and self.device.type == "cpu":
             raise ConfigurationError(
                 "fp16=True: accelerate has no float16 autocast on the CPU; use bf16=True or neither."
             )
-        self._check_ranges()
-        self._derive_batch_sizes()
+        check_ranges(self)
+        derive_batch_sizes(self)
 
     @property
     def upper_clip(self) -> float:
@@ -258,112 +226,6 @@ class RolloutConfig(TrainingArguments):
         assert self.generation_batch_size is not None
         assert self.num_generations is not None
         return self.generation_batch_size // self.num_generations
-
-    def _refuse_unsupported(self) -> None:
-        for spec in dataclasses.fields(self):
-            if (reason := REFUSED.get(spec.name)) is None:
-                continue
-            value = getattr(self, spec.name)
-            if value not in (_default(spec), None, [], "no"):
-                raise ConfigurationError(f"{spec.name}={value!r} is refused: {reason}.")
-        usual = AcceleratorConfig()
-        for name in ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking"):
-            if getattr(self.accelerator_config, name) != getattr(usual, name):
-                raise ConfigurationError(
-                    f"accelerator_config: {name} is refused: it is about loaders of rows; agentrl cuts windows itself."
-                )
-
-    def _check_ranges(self) -> None:
-        self.num_generations = 1 if self.num_generations is None else self.num_generations
-        _require(
-            self.num_generations >= 2,
-            "num_generations",
-            self.num_generations,
-            "at least 2: a group has a baseline",
-        )
-        _require(
-            self.temperature > 0 and math.isfinite(self.temperature),
-            "temperature",
-            self.temperature,
-            "above 0",
-        )
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (all tokens) or more")
-        _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "None or in [0, 1]")
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
-        _require(self.num_iterations >= 1, "num_iterations", self.num_iterations, "at least 1")
-        _require(self.epsilon >= 0, "epsilon", self.epsilon, "0 or more")
-        high = self.epsilon_high
-        _require(high is None or high >= 0, "epsilon_high", high, "None, 0 or more")
-        _require(self.beta >= 0, "beta", self.beta, "0 or more")
-        length = self.max_completion_length
-        _require(length is None or length >= 1, "max_completion_length", length, "None or at least 1")
-        iterations = self.max_tool_calling_iterations
-        _require(iterations is None or iterations >= 0, "max_tool_calling_iterations", iterations, "None, 0 or more")
-        _require(self.reasoning in REASONING, "reasoning", self.reasoning, f"one of {REASONING}")
-        for name in ("keep_images", "max_image_pixels"):
-            number = getattr(self, name)
-            _require(number is None or number >= 1, name, number, "None or at least 1")
-        rounds = self.dynamic_sampling_max_rounds
-        _require(rounds >= 0, "dynamic_sampling_max_rounds", rounds, "0 (never) or more")
-        alpha, every = self.ref_model_mixup_alpha, self.ref_model_sync_steps
-        _require(0 <= alpha <= 1, "ref_model_mixup_alpha", alpha, "a share, in [0, 1]")
-        _require(every >= 1, "ref_model_sync_steps", every, "at least 1")
-        if self.sync_ref_model:
-            _require(self.beta > 0, "beta", self.beta, "above 0: sync_ref_model mixes the reference that beta is for")
-        if isinstance(self.pad_to_multiple_of, str) and self.pad_to_multiple_of.isdigit():
-            self.pad_to_multiple_of = int(self.pad_to_multiple_of)  # as a command line gives it
-        multiple = self.pad_to_multiple_of
-        valid = multiple in (None, "auto") or (isinstance(multiple, int) and multiple >= 1)
-        _require(valid, "pad_to_multiple_of", multiple, "None, 'auto' or a positive number")
-        kept = self.journal_keep_steps
-        _require(kept is None or kept >= 0, "journal_keep_steps", kept, "None, 0 or more")
-        _require(kept is None or self.journal, "journal_keep_steps", kept, "None: there is no journal (journal=False)")
-        for name in ("rollout_timeout", "tool_timeout", "environment_timeout", "preemption_grace"):
-            require_seconds(name, getattr(self, name))
-        limit = self.tool_max_failures
-        _require(limit is None or limit >= 2, "tool_max_failures", limit, "None or at least 2")
-        check_vllm(self)
-        FailurePolicy(
-            self.environment_retries, self.environment_retry_delay, self.max_failure_rate, self.failure_window
-        )
-
-    def _derive_batch_sizes(self) -> None:
-        """Fill in generation_batch_size and steps_per_generation, and check that groups fit."""
-        step = self.per_device_train_batch_size * self.world_size
-        if self.generation_batch_size is not None and self.steps_per_generation is not None:
-            raise ConfigurationError(
-                f"generation_batch_size={self.generation_batch_size} and steps_per_generation="
-                f"{self.steps_per_generation} say the same thing; give one of them."
-            )
-        if self.generation_batch_size is None:
-            self.steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
-            self.generation_batch_size = step * self.steps_per_generation
-        elif self.generation_batch_size % step:
-            raise ConfigurationError(
-                f"generation_batch_size={self.generation_batch_size} must be a multiple of {step} "
-                f"(per_device_train_batch_size={self.per_device_train_batch_size} x {self.world_size} processes)."
-            )
-        else:
-            self.steps_per_generation = self.generation_batch_size // step
-        generations = self.num_generations
-        assert generations is not None
-        if self.generation_batch_size % generations:
-            fitting = [n for n in range(2, self.generation_batch_size + 1) if self.generation_batch_size % n == 0]
-            raise ConfigurationError(
-                f"num_generations={generations} does not divide the generation batch of "
-                f"{self.generation_batch_size} completions (per_device_train_batch_size="
-                f"{self.per_device_train_batch_size} x {self.world_size} processes x steps_per_generation="
-                f"{self.steps_per_generation}). num_generations could be {', '.join(map(str, fitting)) or 'none'}."
-            )
-        if self.eval_strategy != "no":
-            batch = self.per_device_eval_batch_size * self.world_size
-            if batch % self.eval_generations:
-                raise ConfigurationError(
-                    f"the evaluation batch of {batch} completions (per_device_eval_batch_size="
-                    f"{self.per_device_eval_batch_size} x {self.world_size} processes) is not a multiple of "
-                    f"num_generations_eval={self.eval_generations}."
-                )
 
 
 @dataclass
@@ -455,14 +317,8 @@ class RLOOConfig(RolloutConfig):
         super().__post_init__()
         clip = self.reward_clip_range
         valid = clip is None or (len(clip) == 2 and clip[0] < clip[1])
-        _require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
+        require(valid, "reward_clip_range", clip, "None or (min, max) with min < max")
         self.reward_clip_range = None if clip is None else list(clip)
-
-
-def _default(spec: dataclasses.Field[Any]) -> Any:
-    if spec.default_factory is not dataclasses.MISSING:
-        return spec.default_factory()
-    return spec.default
 
 
 def _device_has_bf16() -> bool:

@@ -37,7 +37,7 @@ class AsyncTraining(RolloutTrainer):
     ) -> tuple[list[MicroBatch], Tensor | None]:
         """Make the micro-batches of one optimizer step, and note how long that took whom."""
         samples = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self.collector.measure(self._metrics[True])
+        self.collector.measure(self.reports.metrics[True])
         return samples
 
     def _micro_batch(self, step: ScheduledStep) -> MicroBatch:
@@ -64,7 +64,7 @@ class AsyncTraining(RolloutTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process has played ahead as well."""
-        finished = list(self.collector.settle(self._metrics[True]))
+        finished = list(self.collector.settle(self.reports.metrics[True]))
         self.collector.note_weights()
         super()._save_rng_state(output_dir)
         save_finished(output_dir, finished, training_shape(self.args))

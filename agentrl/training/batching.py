@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from agentrl.chat.images import image_types, join_inputs, model_ids
@@ -199,6 +200,14 @@ def collate(
         sampler_logps_N=torch.tensor(logps, dtype=torch.float32),
         advantages_R=torch.tensor([0.0] * count if advantages is None else advantages, dtype=torch.float32),
     )
+
+
+def counts_of(batches: Sequence[MicroBatch], world_size: int) -> Denominators:
+    """Count what an optimizer step divides by, over its micro-batches in all processes, which call this together."""
+    local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]
+    everywhere = gather_object(local) if world_size > 1 else local
+    rows, tokens, micro_batches = (sum(column) for column in zip(*everywhere, strict=True)) if everywhere else (0,) * 3
+    return Denominators(rows, tokens, micro_batches, world_size)
 
 
 def split(rows: Sequence[Item], size: int) -> list[Sequence[Item]]:

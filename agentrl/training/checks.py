@@ -18,6 +18,17 @@ from agentrl.types import Prompt
 Environments = Callable[[], Any] | dict[str, Callable[[], Any]]
 
 
+def check_configuration(args: Any, expected: type[RolloutConfig], trainer: str) -> None:
+    """Check that a trainer's configuration is one of its own, and that the process drives one device."""
+    if not isinstance(args, expected):
+        raise ConfigurationError(f"{trainer} takes a {expected.__name__}, not a {type(args).__name__}.")
+    if args.n_gpu > 1:
+        raise ConfigurationError(
+            f"this process sees {args.n_gpu} GPUs, which transformers.Trainer would drive with DataParallel; start "
+            "one process a GPU instead (accelerate launch script.py), or show it one (CUDA_VISIBLE_DEVICES=0)."
+        )
+
+
 def check_sources(
     *,
     reward_funcs: Sequence[Any],

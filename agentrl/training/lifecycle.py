@@ -15,10 +15,10 @@ from agentrl.rollout.journal.schema import has_journal
 from agentrl.training.arguments import RolloutConfig
 from agentrl.training.checkpoints import InFlight, last_complete, load_in_flight, processes_of, save_in_flight
 from agentrl.training.data import training_shape
-from agentrl.training.metrics import MetricStore
 from agentrl.training.model_card import model_card
 from agentrl.training.preemption import EXIT_CODE, Preempted, Preemption
 from agentrl.training.recording import Recorder
+from agentrl.training.reporting import Reports
 from agentrl.training.sharding import check_engine, whole_parameters
 from agentrl.training.windows import Window
 
@@ -26,15 +26,14 @@ from agentrl.training.windows import Window
 class LifeCycle(Trainer):
     """A `transformers.Trainer` whose checkpoints hold the window in flight as well.
 
-    A subclass keeps the window of which steps are left in `_window`, and what was measured since the last log in
-    `_metrics[True]`.
+    A subclass keeps the window of which steps are left in `_window`, and what is to be logged next in `reports`.
     """
 
     algorithm: ClassVar[str]
     args: RolloutConfig
     recorder: Recorder
     preemption: Preemption
-    _metrics: dict[bool, MetricStore]
+    reports: Reports
     _window: Window | None = None
     _resumed_from: str | None = None
 
@@ -64,7 +63,7 @@ class LifeCycle(Trainer):
         self.recorder.begin_run(resume=resume)
         # What an earlier call left belongs to other weights and other steps.
         in_flight = InFlight() if checkpoint is None else self._load_in_flight(checkpoint)
-        self._window, self._metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
+        self._window, self.reports.metrics[True], self._resumed_from = in_flight.window, in_flight.metrics, checkpoint
         with self.preemption.listening():
             try:
                 output = super().train(checkpoint, *args, **kwargs)
@@ -118,7 +117,7 @@ class LifeCycle(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """Write what this process needs to go on from a checkpoint; `transformers` calls it in every process."""
         super()._save_rng_state(output_dir)
-        save_in_flight(output_dir, InFlight(self._window, self._metrics[True]), training_shape(self.args))
+        save_in_flight(output_dir, InFlight(self._window, self.reports.metrics[True]), training_shape(self.args))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random states once, before the first rollouts: `transformers` would do it after them."""

@@ -244,12 +244,15 @@ class _Seen:
 def _in_chunks(
     score_span: Callable[[Tensor, slice], tuple[Tensor, Tensor]], states_N: Tensor, chunk_tokens: int
 ) -> Scores:
-    """Apply a function to `chunk_tokens` targets at a time, and again in the backward pass."""
+    """Apply a function to `chunk_tokens` targets at a time, and again in the backward pass.
+
+    But not to the last chunk, whose backward pass is the next thing to be done: forgetting it saves no memory.
+    """
     parts = []
     # At least one chunk, if an empty one: every process has to run the head for its gradients to be reduced.
     for start in range(0, max(len(states_N), 1), chunk_tokens):
         span = slice(start, start + chunk_tokens)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and span.stop < len(states_N):
             parts.append(checkpoint(score_span, states_N[span], span, use_reentrant=False))
         else:
             parts.append(score_span(states_N[span], span))
@@ -287,9 +290,8 @@ def _score_chunk(
         return logps_C, entropy(scores_CV if processed else logits_CV.float() / sampling.temperature)
     with torch.no_grad():
         p_CV = scores_CV.exp()
-        # In place, as nobody reads -inf any more. Outside of the support it is 0 times a finite number then.
-        finite_CV = scores_CV.clamp_(min=torch.finfo(scores_CV.dtype).min)
-        return logps_C, -torch.bmm(p_CV[:, None], finite_CV[:, :, None])[:, 0, 0]
+        # Outside of the support, 0 times infinity counts 0.
+        return logps_C, -p_CV.mul_(scores_CV).masked_fill_(scores_CV.isneginf(), 0.0).sum(-1)
 
 
 class _TargetLogps(torch.autograd.Function):

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, cast
 
 import datasets
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
@@ -26,11 +25,15 @@ from agentrl.rollout.endpoint.programs import Agent, Program
 from agentrl.rollout.garbage import rare_collections
 from agentrl.rollout.tools import Tool
 from agentrl.training.arguments import RolloutConfig
-from agentrl.training.batching import MicroBatch
-from agentrl.training.checks import Environments, check_rows, check_sources, given_datasets
+from agentrl.training.batching import MicroBatch, counts_of
+from agentrl.training.checks import (
+    Environments,
+    check_configuration,
+    check_rows,
+    check_sources,
+    given_datasets,
+)
 from agentrl.training.collection import Collector
-from agentrl.training.completions import CompletionLog, print_rows, report_rows, select_rows
-from agentrl.training.completions_hub import CompletionsRepo
 from agentrl.training.data import Schedule, ScheduledStep, Stream, evaluation_shape, make_tasks, training_shape
 from agentrl.training.draws import redraw_from
 from agentrl.training.lifecycle import LifeCycle
@@ -42,10 +45,11 @@ from agentrl.training.old_policy import old_logps
 from agentrl.training.preemption import Preemption
 from agentrl.training.recording import Recorder
 from agentrl.training.regularization import Regularization
+from agentrl.training.reporting import Reports
 from agentrl.training.rewards import reward_sources
 from agentrl.training.scoring import Scores
 from agentrl.training.sharding import check_distribution, prepare_evaluation
-from agentrl.training.windows import BatchRewards, Window
+from agentrl.training.windows import BatchRewards
 from agentrl.types import derive_seed
 
 RolloutFunction = Callable[[list[Any], Any], dict[str, Any]]
@@ -69,10 +73,7 @@ class RolloutTrainer(LifeCycle):
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (
-            None,
-            None,
-        ),
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
         tools: list[Callable[..., Any] | Tool] | None = None,
@@ -85,15 +86,7 @@ class RolloutTrainer(LifeCycle):
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or "model"
             args = self.config_class(f"{name.rstrip('/').split('/')[-1]}-{self.algorithm}")
-        if not isinstance(args, self.config_class):
-            raise ConfigurationError(
-                f"{type(self).__name__} takes a {self.config_class.__name__}, not a {type(args).__name__}."
-            )
-        if args.n_gpu > 1:
-            raise ConfigurationError(
-                f"this process sees {args.n_gpu} GPUs, which transformers.Trainer would drive with DataParallel; start "
-                "one process a GPU instead (accelerate launch script.py), or show it one (CUDA_VISIBLE_DEVICES=0)."
-            )
+        check_configuration(args, self.config_class, type(self).__name__)
         rewards = reward_sources(reward_funcs)
         check_sources(
             reward_funcs=rewards,
@@ -152,12 +145,7 @@ class RolloutTrainer(LifeCycle):
         self.collector.score_options = self.regularization.score_options
         for callback in self.regularization.callbacks:
             self.add_callback(callback)
-        self._metrics = {True: MetricStore(), False: MetricStore()}
-        self._completions = {True: CompletionLog(), False: CompletionLog()}
-        self._completions_repo: CompletionsRepo | None = None
-        repo = getattr(args, "log_completions_hub_repo", None)
-        if repo is not None and self.is_world_process_zero():
-            self._completions_repo = CompletionsRepo(repo, token=args.hub_token, private=args.hub_private_repo)
+        self.reports = Reports(self, args)
         self._parameters = self.model.num_parameters()
 
     # What subclasses define ---------------------------------------------------------------------------------
@@ -234,7 +222,7 @@ class RolloutTrainer(LifeCycle):
                 break
             self._load_rng_state(self._resumed_from)
             batches.append(self._micro_batch(step))
-        counts = self._count(batches)
+        counts = counts_of(batches, self.args.world_size)
         tokens = torch.tensor(counts.tokens, device=device)
         return [dataclasses.replace(batch, denominators=counts) for batch in batches], tokens
 
@@ -244,8 +232,8 @@ class RolloutTrainer(LifeCycle):
         """Run one micro-batch, and time the optimizer step with the last one."""
         loss = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[arg-type]
         if self.accelerator.sync_gradients:
-            self.regularization.end_step(self._metrics[True])
-            self._metrics[True].add_all(self.collector.clock.metrics())
+            self.regularization.end_step(self.reports.metrics[True])
+            self.reports.metrics[True].add_all(self.collector.clock.metrics())
         return loss
 
     def compute_loss(  # type: ignore[override]
@@ -258,7 +246,7 @@ class RolloutTrainer(LifeCycle):
         """Score a micro-batch under the policy and return its part of the loss."""
         if return_outputs:
             raise ConfigurationError("the loss of rollouts has no model outputs to return; leave return_outputs=False.")
-        metrics = self._metrics[model.training]
+        metrics = self.reports.metrics[model.training]
         scores = self.collector.score(model, inputs)
         scores = scores._replace(selected_N=self.selected(scores))
         if inputs.tokens:
@@ -277,8 +265,8 @@ class RolloutTrainer(LifeCycle):
         # Of their own, so that evaluation does not repeat the episodes that were trained on.
         tasks = make_tasks(inputs, shape, seed=derive_seed(self.args.seed, "evaluation"))
         window = self.collector.collect(tasks, rows_per_batch=self.args.per_device_eval_batch_size, batches=1)
-        self._note(window, train=False)
-        batch = dataclasses.replace(window.batches[0], denominators=self._count(window.batches))
+        self.reports.add(window, train=False)
+        batch = dataclasses.replace(window.batches[0], denominators=counts_of(window.batches, self.args.world_size))
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, batch.to(self.args.device))
         return loss.detach(), None, None
@@ -289,8 +277,7 @@ class RolloutTrainer(LifeCycle):
         The metrics of windows are weighted by their rows, their losses alike. Outside of `train` environments are
         closed at the end.
         """
-        self._metrics[False] = MetricStore()
-        self._completions[False].clear()
+        self.reports.begin_evaluation()
         self.collector.weights_changed()  # by hand since the last rollouts, or by loading the best checkpoint
         prefix = kwargs.get("metric_key_prefix", "eval")
         prepare_evaluation(self)
@@ -300,17 +287,15 @@ class RolloutTrainer(LifeCycle):
             self.collector.end_rollouts()
             if not self.is_in_train:
                 self.close()
-        metrics = self._metrics[False].reduce(self.args.world_size)
+        metrics = self.reports.take(train=False)
         assert output.metrics is not None
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
-        self._show_completions(train=False)
         return output._replace(num_samples=self.num_examples(dataloader) * self.args.eval_generations)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, together with the metrics since the last training log."""
         if "loss" in logs:
-            logs = {**logs, **self._metrics[True].reduce(self.args.world_size)}
-            self._show_completions(train=True)
+            logs = {**logs, **self.reports.take(train=True)}
         cleaned = clean_logs(logs)
         super().log(cleaned, start_time)
         self.recorder.add_log(self.state.global_step, cleaned)
@@ -323,7 +308,7 @@ class RolloutTrainer(LifeCycle):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; see `LifeCycle.train`. Environments are closed at the end, also after an error."""
-        self._completions[True].clear()
+        self.reports.begin_training()
         self.collector.weights_changed()
         self.regularization.reset()
         try:
@@ -332,8 +317,7 @@ class RolloutTrainer(LifeCycle):
         finally:
             self.is_in_train = False
             self.close()
-            if self._completions_repo is not None:
-                self._completions_repo.finish()
+            self.reports.end_training()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -359,46 +343,15 @@ class RolloutTrainer(LifeCycle):
                 redraw=redraw_from(self._schedule, step.window, shape, self.args),
             )
             self.collector.end_rollouts()
-            self._note(self._window, train=True)
+            self.reports.add(self._window, train=True)
         batch = self._window.batches[step.slot]
         if step.last:
             self._window = None
         return batch
 
-    def _count(self, batches: Sequence[MicroBatch]) -> Denominators:
-        local = [(batch.trained_rows, batch.tokens, int(batch.tokens > 0)) for batch in batches]
-        everywhere = gather_object(local) if self.args.world_size > 1 else local
-        rows, tokens, micro_batches = (
-            (sum(column) for column in zip(*everywhere, strict=True)) if everywhere else (0,) * 3
-        )
-        return Denominators(rows, tokens, micro_batches, self.args.world_size)
-
     def old_logps(self, scores: Scores, batch: MicroBatch) -> Tensor | None:
         """Logprobs that the importance ratio is against, None where the policy itself sampled: there it is 1."""
         return old_logps(scores, batch, on_policy=self.collector.baselines.on_policy)
-
-    def _note(self, window: Window, *, train: bool) -> None:
-        """Add a window's metrics and completions to what the next log shows."""
-        metrics = self._metrics[train]
-        metrics.add_all(window.metrics, weight=window.rows)
-        for name, value in window.own_metrics:
-            metrics.add(name, value)
-        if train:
-            self.state.num_input_tokens_seen += window.tokens_seen
-            metrics.add("num_tokens", self.state.num_input_tokens_seen, how="max")
-        if self.args.log_completions:
-            self._completions[train].extend(window.log)
-
-    def _show_completions(self, *, train: bool) -> None:
-        log = self._completions[train]
-        if self.args.log_completions and self.is_world_process_zero():
-            rows = select_rows(log, limit=None, unique_prompts=self.args.log_unique_prompts)
-            shown = rows[: self.args.num_completions_to_print]
-            print_rows(shown, self.state.global_step)
-            report_rows(shown, self.state.global_step, self)
-            if train and self._completions_repo is not None:
-                self._completions_repo.add(rows, self.state.global_step)
-        log.clear()
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         return inputs.to(self.args.device)

@@ -73,6 +73,8 @@ def _let_fsdp_run_on_the_cpu() -> None:
         init(state, *args, fsdp_plugin=fsdp_plugin, **kwargs)
         if fsdp_plugin is not None and state.distributed_type == DistributedType.MULTI_CPU:
             state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            if state._mixed_precision != "no":
+                fsdp_plugin.set_mixed_precision(state._mixed_precision)
 
     AcceleratorState.__init__ = as_on_a_gpu  # type: ignore[method-assign]
 

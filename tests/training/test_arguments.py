@@ -10,7 +10,7 @@ from transformers import HfArgumentParser
 
 from agentrl import AsyncGRPOConfig, GRPOConfig, RLOOConfig
 from agentrl.errors import ConfigurationError
-from agentrl.training.arguments import REFUSED
+from agentrl.training.argument_checks import REFUSED
 
 CONFIGS = [GRPOConfig, RLOOConfig]
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_defaults.json").read_text())

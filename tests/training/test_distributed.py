@@ -35,8 +35,8 @@ def train(algorithm: str, folder: Path, options: dict[str, Any]) -> dict[str, An
 
     trainer = make_trainer(algorithm, folder, reward=reward, dataset=rows(8), **SGD, **options)
     advantages = []
-    note = trainer._note
-    trainer._note = lambda window, **which: (  # type: ignore[method-assign]
+    note = trainer.reports.add
+    trainer.reports.add = lambda window, **which: (  # type: ignore[method-assign]
         advantages.append([a for batch in window.batches for a in batch.advantages_R.tolist()]),
         note(window, **which),
     )[1]

@@ -19,13 +19,14 @@ from transformers import Trainer, TrainingArguments
 import agentrl
 from agentrl import AsyncGRPOConfig, AsyncRLOOConfig, GRPOConfig, RLOOConfig
 from agentrl.generation.base import SamplingParams
-from agentrl.training.arguments import REFUSED
+from agentrl.training.argument_checks import REFUSED
 from agentrl.training.generators import COMMON
 from agentrl.training.trainer import RolloutTrainer
 
 AGENTRL = Path(agentrl.__file__).parent
 TRANSFORMERS = Path(transformers.__file__).parent
-ARGUMENTS = [AGENTRL / "training" / name for name in ("arguments.py", "async_arguments.py")]
+CHECKS = ("argument_checks.py", "objective_checks.py", "vllm_checks.py")
+ARGUMENTS = [AGENTRL / "training" / name for name in ("arguments.py", "async_arguments.py", *CHECKS)]
 
 READERS = ["training_args.py", "trainer_callback.py", "trainer_optimizer.py", "modelcard.py", "debug_utils.py"]
 READERS += ["integrations/integration_utils.py", "integrations/deepspeed.py", "integrations/neftune.py"]

@@ -1,6 +1,6 @@
 """FSDP2 and DeepSpeed ZeRO learn what one process learns, and no process waits for another in vain.
 
-What could not be run without a GPU: NCCL, mixed precision under sharding, CPU offload, and `accelerate launch` choosing
+What could not be run without a GPU: NCCL, mixed precision of DeepSpeed, CPU offload, and `accelerate launch` choosing
 FSDP by itself; see `tests.training.shards` for what stands in for the last.
 """
 
@@ -78,6 +78,25 @@ def test_i03_sharded_processes_make_the_update_of_one(kind, tmp_path):
             for name in ("loss", "grad_norm", "kl", "entropy", "clip_ratio/region_mean"):
                 assert ours[name] == pytest.approx(whole[name], abs=1e-5), name
             assert ours["sampling/sampling_logp_difference/max"] < 1e-5
+
+
+@pytest.mark.slow
+def test_mixed_precision_on_sharded_weights_learns_what_full_precision_does(tmp_path):
+    """bf16 by FSDP2's own policy and accelerate's autocast, with accumulation: weights stay float32, and learn alike.
+
+    One window, which both sides sample from the same weights in float32: rounding changes no token.
+    """
+    options = {"max_steps": 2, "cast_lm_head_to_fp32": False}
+    exact = train("alone", tmp_path / "exact", per_device_train_batch_size=4, **options)
+    moved = distance(exact["weights"], dict(small_model().named_parameters()))
+    for result in run_world(run_in_bf16, tmp_path / "two", tmp_path / "two", options):
+        assert {value.dtype for value in result["weights"].values()} == {torch.float32}
+        assert 1e-5 < distance(result["weights"], exact["weights"]) < 0.3 * moved
+        assert 1e-4 < max(logs["sampling/sampling_logp_difference/max"] for logs in result["logs"]) < 0.2
+
+
+def run_in_bf16(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    return train("fsdp2", folder, per_device_train_batch_size=2, bf16=True, **options)
 
 
 def run_two(kind: str, folder: Path) -> dict[str, Any]:
