@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -153,7 +154,7 @@ def _fit(
         optimizer, max_lr=lesson.learning_rate, total_steps=lesson.steps, pct_start=0.1
     )
     model.train()
-    for _ in track(range(lesson.steps), title):
+    for _ in track(range(lesson.steps), title, console=Console(stderr=True)):
         batch = order.choices(examples, k=recipe.batch_size)
         loss = model(
             input_ids=_padded([ids for ids, _ in batch], model.config.pad_token_id),

@@ -57,8 +57,8 @@ def test_a_tool_that_cannot_be_described(tool, missing, tmp_path):
 def test_a_template_that_cannot_render_tools(tmp_path):
     tokenizer = qwen_like_tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        "{% for m in messages %}## {{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}## assistant\n{% endif %}"
     )
     with pytest.raises(TemplateError, match="tool"):
         make(GRPOTrainer, tmp_path, environment_factory=Game, processing_class=tokenizer)

@@ -22,7 +22,7 @@ from agentrl.generation.base import SamplingParams
 from agentrl.objectives.aggregation import AGGREGATIONS
 from agentrl.testing.scripted import ScriptedGenerator
 from agentrl.testing.tokenizers import EOS
-from agentrl.training import collection
+from agentrl.training import playing
 from agentrl.types import FinishReason, Sample
 from tests.objectives import reference
 from tests.objectives.reference import Row, Settings
@@ -228,7 +228,7 @@ def test_the_entropy_bonus_is_over_the_tokens_of_the_policy_loss(tmp_path):
 
 @pytest.mark.parametrize("mode", ["token_mask", "sequence_truncate"])
 def test_exact_sampling_has_weight_1(mode, tmp_path, monkeypatch):
-    monkeypatch.setattr(collection, "samples_the_policy", lambda *_: False)  # correct it all the same
+    monkeypatch.setattr(playing, "samples_the_policy", lambda *_: False)  # correct it all the same
     trainer = make_trainer("grpo", tmp_path, generator=local, vllm_importance_sampling_mode=mode)
     trainer.train()
     for end in ("min", "mean", "max"):
@@ -244,7 +244,7 @@ def test_the_local_generator_in_float32_is_not_corrected(tmp_path):
 
 def test_dropout_is_no_difference_between_sampler_and_trainer(tmp_path, monkeypatch):
     """Nothing is dropped while sampling: the trainer compares a pass without dropout, and trains one with it."""
-    monkeypatch.setattr(collection, "samples_the_policy", lambda *_: False)
+    monkeypatch.setattr(playing, "samples_the_policy", lambda *_: False)
     options = {"model": small_model(attention_dropout=0.5), "generator": local, "max_steps": 1, "epsilon": 0.0}
     trainer = make_trainer("grpo", tmp_path, **options)
     trainer.train()

@@ -1,7 +1,9 @@
 """What a run reports to the real tensorboard, trackio and wandb: figures and rollouts, read back from their files."""
 
 import json
+import os
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +15,14 @@ from tests.training.helpers import chat_rows, constant, make
 @pytest.fixture(params=["tensorboard", "trackio", "wandb"])
 def reported(request, tmp_path, monkeypatch):
     """Train two steps and give the figures and the text of the rollouts that the tool has kept."""
-    for name, value in {"TRACKIO_DIR": tmp_path / "t", "WANDB_DIR": tmp_path, "WANDB_MODE": "offline"}.items():
-        monkeypatch.setenv(name, str(value))  # before the tools are imported, when they read it
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     pytest.importorskip(request.param, reason=f"{request.param} is not installed")
     config = {"report_to": [request.param], "log_completions": True}
     trainer = make(GRPOTrainer, tmp_path, config=config, train_dataset=chat_rows(), reward_funcs=constant)
     trainer.train()
-    return {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wandb}[request.param](tmp_path)
+    folder = os.environ["TRACKIO_DIR"] if request.param == "trackio" else tmp_path
+    return {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wandb}[request.param](Path(folder))
 
 
 def of_tensorboard(folder):
@@ -33,7 +36,7 @@ def of_tensorboard(folder):
 
 
 def of_trackio(folder):
-    [file] = (path for path in (folder / "t").rglob("*") if path.is_file() and path.suffix in (".db", ".sqlite"))
+    [file] = (path for path in folder.rglob("*") if path.is_file() and path.suffix in (".db", ".sqlite"))
     with sqlite3.connect(file) as database:
         rows = database.execute("SELECT step, metrics FROM metrics").fetchall()
     logs = [(step, json.loads(metrics)) for step, metrics in rows]

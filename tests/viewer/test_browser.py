@@ -199,6 +199,5 @@ def test_what_a_program_said_stands_between_its_turns(browser: Any, tmp_path: Pa
         ]
         assert page.locator(".conversation .message").nth(2).inner_text().endswith("more")
         settled(page, f"#/group/0/0/{record}")
-        page.wait_for_selector(".card .step")
-        assert "→ more" in page.locator(".card").nth(1).inner_text()
+        page.locator(".card").nth(1).get_by_text("→ more").wait_for()
         assert complaints == []

@@ -29,7 +29,7 @@ def test_an_episode_shows_its_pictures_in_wandb_and_their_number_elsewhere(monke
 @pytest.mark.slow
 def test_log_multimodal_decides_whether_images_are_logged(tmp_path, logged, monkeypatch):
     kept = []
-    monkeypatch.setattr("agentrl.training.trainer.report_rows", lambda rows, *_: kept.extend(rows))
+    monkeypatch.setattr("agentrl.training.reporting.report_rows", lambda rows, *_: kept.extend(rows))
     trainer = trainer_of(tmp_path, tools=[look], config={"log_completions": True, "log_multimodal": logged})
     with forced(script):
         trainer.train()
