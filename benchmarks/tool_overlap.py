@@ -21,7 +21,7 @@ calls the model, is replaced by the script; `_generate_and_score_completions`, w
 parses, calls tools, renders their results and rewards. TRL is timed once a setting (the waiting alone takes about
 five minutes in all).
 
-    python benchmarks/tool_overlap.py [--peer] [--rollouts 8 64] [--rounds 2] [--repeats 3] [--quick]
+    python benchmarks/tool_overlap.py [--peer] [--rollouts 8 64] [--rounds 2] [--repeats 7] [--quick]
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[8, 64], help="multiples of 4 with --peer")
     parser.add_argument("--rounds", type=int, default=2, help="tool rounds of a rollout")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of a setting; the best counts")
+    parser.add_argument("--repeats", type=int, default=7, help="runs of a setting; the best counts")
     parser.add_argument("--limit", type=float, default=LIMIT, help="wanted: wall time over ideal at most this")
     parser.add_argument("--quick", action="store_true", help="one run of a setting, no 250 ms tools")
     parser.add_argument("--peer", action="store_true", help="the same work through TRL too")
