@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,21 @@ def test_a_real_server_of_two_engines_gives_both_the_weights_and_asks_the_one_th
         generator.close()
 
 
+def answers_of(module: str, *args: Any, environment: Mapping[str, str] = ENVIRONMENT, runs: int = 1) -> list[Any]:
+    """Run a module with vLLM's Python; gives what it printed behind `ANSWER`, as JSON."""
+    done = subprocess.run(
+        [BIN / "python", "-W", "ignore", "-m", module, *args],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS * runs,
+    )
+    lines = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
+    assert lines, done.stdout[-2000:] + done.stderr[-2000:]
+    return [json.loads(line) for line in lines]
+
+
 def backend_policy() -> Any:
     """The same in the server's folder and on the trainer's side."""
     return tiny_model("llama", vocab_size=FIX_VOCAB_SIZE, initializer_range=0.1, **HEADS)
@@ -177,17 +193,7 @@ def test_vllms_own_backends_bring_the_weights_to_a_real_server(tmp_path):
     serializes = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     with VllmServer(BIN / "vllm", tmp_path / "model", tmp_path, extension, serializes) as running:
         Replica(running.url).wait_until_up(START_SECONDS)
-        done = subprocess.run(
-            [BIN / "python", "-W", "ignore", "-m", "tests.generation.vllm_on_stand_ins", running.url, tmp_path],
-            cwd=ROOT,
-            env=os.environ | ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-        )
-    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
-    answer = json.loads(answers[0].removeprefix("ANSWER "))
+        [answer] = answers_of("tests.generation.vllm_on_stand_ins", running.url, tmp_path)
     assert list(answer) == ["nccl", "sparse_nccl", "ipc", "nccl of adapters"]
     for name, found in answer.items():
         assert len(found["off"]) == 4, name
@@ -207,17 +213,11 @@ def seeing_environment(family: str, folder: Path) -> dict[str, str]:
 def seen(tmp_path_factory):
     """By family, what came of training with an engine in the process."""
     folder = tmp_path_factory.mktemp("seen")
-    done = subprocess.run(
-        [BIN / "python", "-W", "ignore", "-m", "tests.generation.vllm_vision", folder, *SEEING, *BLIND],
-        cwd=ROOT,
-        env=os.environ | seeing_environment(SEEING[0], folder),
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS * len([*SEEING, *BLIND]),
+    environment = seeing_environment(SEEING[0], folder)
+    families = [*SEEING, *BLIND]
+    return dict(
+        answers_of("tests.generation.vllm_vision", folder, *families, environment=environment, runs=len(families))
     )
-    answers = [line.removeprefix("ANSWER ") for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
-    return dict(map(json.loads, answers))
 
 
 @pytest.mark.parametrize("family", SEEING)
@@ -276,17 +276,7 @@ async def chat(url: str, processor: Any, content: list[Any]) -> tuple[int, int, 
 @pytest.mark.parametrize(("head", "implementation"), [("tied", "vllm"), ("untied", "vllm"), ("tied", "transformers")])
 def test_a_real_engine_in_the_process_samples_from_the_policy(head, implementation, tmp_path):
     """With vLLM's older transformers; sleeping is on, which does nothing on the CPU."""
-    done = subprocess.run(
-        [BIN / "python", "-m", "tests.generation.vllm_colocated_run", tmp_path, head, implementation],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-    )
-    answers = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-    assert answers, done.stdout[-2000:] + done.stderr[-2000:]
-    answer = json.loads(answers[0].removeprefix("ANSWER "))
+    [answer] = answers_of("tests.generation.vllm_colocated_run", tmp_path, head, implementation)
     assert max(answer["logp_difference"]) <= 1e-4
     assert len(answer["logp_difference"]) == 3
     assert max(answer["after_updates"]) <= 1e-4
