@@ -14,6 +14,8 @@ import typer
 from agentrl.cli.mistakes import mistakes
 
 if TYPE_CHECKING:
+    from agentrl.chat.renderer import Renderer
+    from agentrl.cli.policies import Policy
     from agentrl.rollout.evaluation import Estimate, Evaluation
     from agentrl.types import Task
 
@@ -110,7 +112,6 @@ def _evaluate(
     success: float,
     out: Path | None,
 ) -> Evaluation:
-    from agentrl.chat.renderer import Renderer
     from agentrl.cli.data import load_rows
     from agentrl.cli.environments import load_callable, load_environment, tasks_of
     from agentrl.cli.policies import chat_policy, local_policy, served_policy
@@ -129,22 +130,14 @@ def _evaluate(
         raise ConfigurationError(f"--group {group}: expected 1 to {episodes}, the number of episodes")
     factory = None if env is None else load_environment(env)
     functions = [load_callable(name) for name in rewards]
+    offered = [load_callable(name) for name in tools]
     rows = tasks_of(factory, episodes // group) if dataset is None else load_rows(dataset)
     tasks = make_tasks(rows, episodes // group, group, settings["seed"])
-    generator: Any
-    renderer: Any
     if chat and server is not None:
         generator = renderer = chat_policy(server, model)
     else:
         policy = local_policy(model, dtype=dtype) if server is None else served_policy(server, model, served=served)
-        generator = policy.generator
-        renderer = Renderer(
-            policy.processing_class,
-            template_kwargs=settings["chat_template_kwargs"],
-            tools=factory is not None or bool(tools),
-            eos_ids=policy.eos_ids,
-            reasoning=settings["reasoning"],
-        )
+        generator, renderer = policy.generator, _renderer(policy, settings, tools=factory is not None or bool(offered))
     journal = None if out is None else Journal(out)
     if journal is not None:
         journal.begin_run({"algorithm": "rollout", "model": model, "environment": env, "config": settings})
@@ -152,7 +145,7 @@ def _evaluate(
     engine = RolloutEngine(
         generator,
         renderer,
-        tools=[load_callable(name) for name in tools],
+        tools=offered,
         environments=factory,
         limits=Limits(
             max_completion_length=settings["max_completion_length"],
@@ -185,6 +178,18 @@ def _evaluate(
     if chat:  # a message counts as one token in these rows
         return replace(evaluation, cost=replace(evaluation.cost, prompt_tokens=None, other_tokens=None))
     return evaluation
+
+
+def _renderer(policy: Policy, settings: dict[str, Any], *, tools: bool) -> Renderer:
+    from agentrl.chat.renderer import Renderer
+
+    return Renderer(
+        policy.processing_class,
+        template_kwargs=settings["chat_template_kwargs"],
+        tools=tools,
+        eos_ids=policy.eos_ids,
+        reasoning=settings["reasoning"],
+    )
 
 
 def _check_chat(server: str | None, served: str | None, template: str, reasoning: str) -> None:

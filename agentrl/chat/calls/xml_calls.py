@@ -7,15 +7,35 @@ is followed by the next argument or by the end of the call, so it may hold any o
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.chat.calls.argument_types import argument_schemas, typed
 from agentrl.chat.calls.reading import Schemas, Syntax, Text, Unreadable, WrittenCall
 from agentrl.chat.calls.values import check_value
 
+
+class _Tags(NamedTuple):
+    """How one argument is written.
+
+    Attributes:
+        opening: What stands in front of the value; its group is the name.
+        end: The tag behind it, for messages.
+        closing: That tag, where the next argument or the end of the call follows.
+        framed: Whether the tags put a newline on each side of the value.
+    """
+
+    opening: re.Pattern[str]
+    end: str
+    closing: re.Pattern[str]
+    framed: bool = True
+
+
 _FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>\s*")
-_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
-_PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>)")
+_PARAMETERS = _Tags(
+    re.compile(r"<parameter=([^<>\n]+)>"),
+    "</parameter>",
+    re.compile(r"</parameter>\s*(?=<parameter=|</function>)"),
+)
 
 
 def _read_xml(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[WrittenCall], int]:
@@ -23,7 +43,7 @@ def _read_xml(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[W
     if function is None:
         raise Unreadable("it does not begin with <function=name>")
     name = function.group(1).strip()
-    arguments, position = _arguments(text, function.end(), name, tools, _PARAMETER, _PARAMETER_END)
+    arguments, position = _arguments(text, function.end(), name, tools, _PARAMETERS)
     if not text.text.startswith("</function>", position):
         raise Unreadable("</function> is missing", name)
     stop = text.skip_space(position + len("</function>"))
@@ -32,8 +52,11 @@ def _read_xml(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[W
 
 XML = Syntax("<tool_call>", _read_xml, "</tool_call>")
 
-_BEAM_PARAMETER = re.compile(r'\s*<rfl:parameter name="([^"<>\n]+)">')
-_BEAM_PARAMETER_END = re.compile(r"</rfl:parameter>\s*(?=<rfl:parameter name=|<\|(?:call|end|return|start)\|>|\Z)")
+_BEAM_PARAMETERS = _Tags(
+    re.compile(r'\s*<rfl:parameter name="([^"<>\n]+)">'),
+    "</rfl:parameter>",
+    re.compile(r"</rfl:parameter>\s*(?=<rfl:parameter name=|<\|(?:call|end|return|start)\|>|\Z)"),
+)
 
 
 def read_beam_arguments(text: Text, start: int, name: str, tools: Schemas) -> tuple[dict[str, Any], int]:
@@ -42,27 +65,24 @@ def read_beam_arguments(text: Text, start: int, name: str, tools: Schemas) -> tu
     Raises:
         Unreadable: One is not closed, or its value cannot be read.
     """
-    return _arguments(text, start, name, tools, _BEAM_PARAMETER, _BEAM_PARAMETER_END)
+    return _arguments(text, start, name, tools, _BEAM_PARAMETERS)
 
 
 _GLM_NAME = re.compile(r"\s*([^\s<>]+)\s*")
-_GLM_KEY = re.compile(r"<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
-_GLM_VALUE_END = re.compile(r"</arg_value>\s*(?=<arg_key>|</tool_call>)")
+_GLM_ARGUMENTS = _Tags(
+    re.compile(r"<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    "</arg_value>",
+    re.compile(r"</arg_value>\s*(?=<arg_key>|</tool_call>)"),
+    framed=False,
+)
 
 
 def _read_glm(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[WrittenCall], int]:
     named = _GLM_NAME.match(text.text, opened.end())
     if named is None:
         raise Unreadable("it does not begin with the name of a tool")
-    name, position = named.group(1), named.end()
-    schemas, arguments = argument_schemas(name, tools), {}
-    while (key := _GLM_KEY.match(text.text, position)) is not None:
-        closed = text.search(_GLM_VALUE_END, key.end())
-        if closed is None:
-            raise Unreadable(f"the argument {key.group(1)!r} is not closed by </arg_value>", name)
-        given = key.group(1).strip()
-        arguments[given] = _typed(text.text[key.end() : closed.start()], schemas.get(given), name)
-        position = closed.end()
+    name = named.group(1)
+    arguments, position = _arguments(text, named.end(), name, tools, _GLM_ARGUMENTS)
     if not text.text.startswith("</tool_call>", position):
         raise Unreadable("</tool_call> is missing", name)
     return [WrittenCall(name, arguments)], position + len("</tool_call>")
@@ -71,17 +91,15 @@ def _read_glm(text: Text, opened: re.Match[str], tools: Schemas) -> tuple[list[W
 GLM = Syntax("<tool_call>", _read_glm, "</tool_call>")
 
 
-def _arguments(
-    text: Text, position: int, name: str, tools: Schemas, opening: re.Pattern[str], closing: re.Pattern[str]
-) -> tuple[dict[str, Any], int]:
-    """Read arguments whose tags name them, and give the place after the last one."""
+def _arguments(text: Text, position: int, name: str, tools: Schemas, tags: _Tags) -> tuple[dict[str, Any], int]:
+    """Read the arguments of a call, and give the place after the last one."""
     schemas, arguments = argument_schemas(name, tools), {}
-    while (parameter := opening.match(text.text, position)) is not None:
-        closed = text.search(closing, parameter.end())
+    while (opened := tags.opening.match(text.text, position)) is not None:
+        closed = text.search(tags.closing, opened.end())
         if closed is None:
-            raise Unreadable(f"the argument {parameter.group(1)!r} is not closed", name)
-        key, value = parameter.group(1).strip(), _unframed(text.text[parameter.end() : closed.start()])
-        arguments[key] = _typed(value, schemas.get(key), name)
+            raise Unreadable(f"the argument {opened.group(1)!r} is not closed by {tags.end}", name)
+        key, value = opened.group(1).strip(), text.text[opened.end() : closed.start()]
+        arguments[key] = _typed(_unframed(value) if tags.framed else value, schemas.get(key), name)
         position = closed.end()
     return arguments, position
 
